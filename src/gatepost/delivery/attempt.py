@@ -1,0 +1,56 @@
+"""The frozen record of one attempt, as `DispatchClient.deliver` returns it; it holds facts and decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gatepost.delivery.outcome import Blame, BodyFault, Outcome, RetrySafety
+from gatepost.wire.phases import Phase
+from gatepost.wire.reasons import Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try that touched the network, or was refused before it. `delivered` is what to ask; `outcome` says how it ended."""
+
+    outcome: Outcome
+    delivered: bool
+    """A complete 2xx response head arrived."""
+    phase: Phase
+    """The phase in which it ended."""
+    reason: Reason
+    retry_safety: RetrySafety
+    blame: Blame
+    status: int | None
+    host: str
+    """`scheme://host:port`."""
+    address: str | None
+    """The peer's address, `ip:port`; None when none was dialled."""
+    elapsed: float
+    """Seconds from the call to its end."""
+    phases: Mapping[Phase, float]
+    """Seconds spent in each phase that was entered."""
+    reused: bool
+    """The connection had served an earlier request."""
+    stale_retry: bool
+    """A reused connection had died unnoticed and the request was sent once more on a fresh one."""
+    bytes_sent: int
+    """Request bytes handed to the kernel, on the last connection used."""
+    response_headers: tuple[tuple[str, str], ...] = field(repr=False)
+    """Pairs as received, names in lower case."""
+    body: bytes = field(repr=False)
+    """The first bytes of the response body, bounded by `max_response_body`."""
+    body_fault: BodyFault | None
+    started_at: float
+    """Wall clock, seconds since 1970."""
+    lagged: bool = False
+    """Our event loop ran late when this ended: for learners and breakers the blame is ours."""
+
+    def header(self, name: str) -> str | None:
+        """The first response header of that name, whatever its case, or None."""
+        wanted = name.lower()
+        for key, value in self.response_headers:
+            if key == wanted:
+                return value
+        return None

@@ -1,0 +1,232 @@
+"""What a store must do, in the domain's words; every engine passes the suite in `gatepost.testing.store_contract`.
+
+The queue is owned, not claimed: parts are leased to one process each and fenced by an epoch; the owner *reads* due rows
+(`peek`), keeps what is in flight in memory, and writes only results (`settle`). Methods are batch calls and safe to repeat;
+a write is durable when its call returns. Raises `StoreError` and its subclasses, nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from gatepost.delivery.records import ApiKey, Endpoint, Tenant
+from gatepost.store.rows import (
+    AttemptRow,
+    DeadFilter,
+    DeadLetter,
+    DeliveryFilter,
+    DeliveryInfo,
+    EnqueueResult,
+    EventBody,
+    Heartbeat,
+    LaneRows,
+    LaneStat,
+    LaneWant,
+    MaintenanceReport,
+    NewEvent,
+    OutboxEvent,
+    Page,
+    Retention,
+    SettleBatch,
+    SettleResult,
+    StoreTotals,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCapabilities:
+    """What an engine promises."""
+
+    durability: Literal["memory", "fsync", "replicated"]
+    parts: int
+    """Parts the queue is cut into, fixed at install: 1 where only one process can own the store."""
+    shared: bool
+    """Several dispatcher processes may own parts of it at once."""
+
+
+class DeliveryStore(Protocol):
+    """The queue."""
+
+    @property
+    def capabilities(self) -> StoreCapabilities: ...
+
+    # -- producers
+    async def new_node(self) -> int:
+        """A node number for an `IdSource`, different for each call until 4,096 calls later."""
+        ...
+
+    async def enqueue(self, batch: Sequence[NewEvent]) -> Sequence[EnqueueResult]:
+        """Store events with their deliveries and lane markers, all or nothing; drops the outbox rows they came from.
+
+        Raises `StoreFull` when the disk has no room.
+        """
+        ...
+
+    async def outbox_put(self, events: Sequence[OutboxEvent]) -> None:
+        """Store events for the dispatcher to fan out; from any process."""
+        ...
+
+    async def outbox_peek(self, limit: int) -> Sequence[OutboxEvent]:
+        """The oldest outbox rows; `enqueue` removes them."""
+        ...
+
+    async def outbox_drop(self, outbox_ids: Collection[int]) -> None:
+        """Remove outbox rows that cannot be enqueued (their idempotency key conflicts)."""
+        ...
+
+    # -- ownership
+    async def heartbeat(self, node: str, held: Mapping[int, int], want: int) -> Heartbeat:
+        """Renew `held` (part to epoch) and acquire up to `want` more parts."""
+        ...
+
+    async def release(self, parts: Mapping[int, int]) -> None:
+        """Give parts back at once; only with nothing in flight."""
+        ...
+
+    # -- owner reads
+    async def discover(self, parts: Collection[int]) -> Sequence[tuple[int, int]]:
+        """(part, lane) of every lane of these parts that may hold rows."""
+        ...
+
+    async def peek(self, wants: Sequence[LaneWant], now: int) -> Sequence[LaneRows]:
+        """Due rows of the wanted lanes, in order, one `LaneRows` per want."""
+        ...
+
+    async def load_events(self, ids: Collection[int]) -> Mapping[int, EventBody]:
+        """Bodies by event id; absent ids are left out."""
+        ...
+
+    # -- owner writes
+    async def settle(self, batch: SettleBatch) -> SettleResult:
+        """Apply results and write the attempt log in one transaction."""
+        ...
+
+    # -- operators
+    async def deliveries(self, where: DeliveryFilter, after: str | None, limit: int) -> Page[DeliveryInfo]:
+        """Deliveries, newest first."""
+        ...
+
+    async def delivery(self, delivery_id: int) -> DeliveryInfo | None:
+        """One delivery, or None."""
+        ...
+
+    async def attempts_of(self, delivery_id: int) -> Sequence[AttemptRow]:
+        """The attempt log of one delivery, oldest first."""
+        ...
+
+    async def cancel(self, where: DeliveryFilter, delivery_id: int | None, limit: int) -> Sequence[int]:
+        """Remove up to `limit` waiting deliveries; returns their ids. The owner must hold them back first."""
+        ...
+
+    async def dead_letters(self, where: DeadFilter, after: str | None, limit: int) -> Page[DeadLetter]:
+        """Dead letters without bodies, newest first."""
+        ...
+
+    async def dead_letter(self, delivery_id: int) -> DeadLetter | None:
+        """One dead letter with its body, or None."""
+        ...
+
+    async def replay(
+        self, where: DeadFilter, first_due: int, spacing_us: int, limit: int
+    ) -> Sequence[tuple[int, int, int]]:
+        """Move up to `limit` dead letters back to their endpoint's bulk lane with a new window, `spacing_us` apart.
+
+        Event and delivery ids stay. Returns (part, lane, due_at) of each; the caller loops until it returns none.
+        """
+        ...
+
+    async def purge_dead(self, where: DeadFilter, limit: int) -> int:
+        """Delete up to `limit` dead letters; returns how many."""
+        ...
+
+    async def lane_stats(self, lanes: Collection[int], depth_cap: int = 10_000) -> Sequence[LaneStat]:
+        """Depth and oldest due time; counting stops at the cap."""
+        ...
+
+    async def backlog_of(self, tenant: str) -> int:
+        """Waiting deliveries of a tenant, an estimate that is exact after a restart."""
+        ...
+
+    async def totals(self) -> StoreTotals:
+        """Sizes for metrics."""
+        ...
+
+    async def maintain(self, retention: Retention, now: int, budget: int) -> MaintenanceReport:
+        """Delete at most `budget` rows that are past retention; call again while `more`."""
+        ...
+
+    async def ping(self) -> None:
+        """Prove that the store answers; raises `StoreError` when not."""
+        ...
+
+    async def aclose(self) -> None:
+        """Finish what was accepted, then close. Idempotent."""
+        ...
+
+
+Change = tuple[Literal["tenant", "endpoint", "api_key"], str]
+"""What changed and its id."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """Who changed what."""
+
+    at: int
+    actor: str
+    action: str
+    subject: str
+    tenant: str | None
+    detail: str
+
+
+class Registry(Protocol):
+    """What users configure. Secrets are sealed before they reach the disk."""
+
+    async def changes_since(self, cursor: int) -> tuple[Sequence[Change], int]:
+        """Changes after `cursor` (0: from the beginning), oldest first and each record at most once, and the new cursor."""
+        ...
+
+    async def tenant(self, name: str) -> Tenant | None: ...
+
+    async def tenants(self, after: str | None, limit: int) -> Page[Tenant]: ...
+
+    async def put_tenant(self, tenant: Tenant) -> None:
+        """Create or replace."""
+        ...
+
+    async def endpoint(self, endpoint_id: str) -> Endpoint | None: ...
+
+    async def endpoints(self, tenant: str | None, after: str | None, limit: int) -> Page[Endpoint]:
+        """In order of id."""
+        ...
+
+    async def create_endpoint(self, endpoint: Endpoint) -> None:
+        """Raises `Conflict` when the id is taken."""
+        ...
+
+    async def update_endpoint(self, endpoint: Endpoint, expected_generation: int) -> None:
+        """Replace; raises `Conflict` when the stored generation is another, `NotFound` when it is gone."""
+        ...
+
+    async def delete_endpoint(self, endpoint_id: str) -> bool:
+        """Remove the record (its deliveries are cancelled apart); False when there was none."""
+        ...
+
+    async def api_key_by_hash(self, digest: bytes) -> ApiKey | None: ...
+
+    async def api_keys(self) -> Sequence[ApiKey]: ...
+
+    async def put_api_key(self, key: ApiKey) -> None: ...
+
+    async def delete_api_key(self, key_id: str) -> bool: ...
+
+    async def audit(self, entry: AuditEntry) -> None: ...
+
+    async def audit_log(self, tenant: str | None, after: str | None, limit: int) -> Page[AuditEntry]: ...
+
+
+class Store(DeliveryStore, Registry, Protocol):
+    """Both ports on one engine."""
