@@ -1,0 +1,29 @@
+"""Runs `async def` tests, each on a fresh event loop; a coroutine or task left behind is an error like any warning."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import Final
+
+import pytest
+
+TEST_LIMIT: Final = 60.0
+"""Seconds after which a hanging test is ended: generous, since the machine is shared."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run coroutine tests; sync ones go their usual way."""
+    test = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(test):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+
+    async def bounded() -> None:
+        async with asyncio.timeout(TEST_LIMIT):
+            await test(**arguments)
+
+    with asyncio.Runner() as runner:
+        runner.run(bounded())
+    return True
