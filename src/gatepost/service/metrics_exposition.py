@@ -1,0 +1,212 @@
+"""Turns the counters of `service.metrics` into Prometheus families when a scrape asks, and lists every metric there is.
+
+The seed's four names stand as given; all others begin with `gatepost_`. Per-host families have a sum without a host beside
+them, since membership of the host labels changes. Called by prometheus-client on the event loop; it blocks on nothing.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from gatepost.service.histogram import cumulative
+
+if TYPE_CHECKING:
+    from gatepost.service.metrics import Metrics
+
+GAUGES: Final[Mapping[str, str]] = {
+    "pool_connections_in_use": "Connections that carry an attempt now.",
+    "pool_connections_idle": "Open connections waiting for the next attempt.",
+    "gatepost_dispatch_clients_open": "Clients of this process that are not closed; more than one is a mistake.",
+    "gatepost_attempts_in_flight": "Attempts that have started and not ended.",
+    "gatepost_slots": "Attempts that may be in flight at once.",
+    "gatepost_event_loop_lag_seconds": "How late the event loop ran at worst in the last second.",
+    "gatepost_queue_waiting": "Deliveries waiting, due or not.",
+    "gatepost_queue_dead": "Dead letters kept.",
+    "gatepost_queue_outbox": "Published events not yet fanned out.",
+    "gatepost_queue_oldest_due_age_seconds": "Age of the delivery that has been due for longest; 0 when none is.",
+    "gatepost_store_size_bytes": "Size of the store.",
+    "gatepost_dns_pending": "Names being looked up.",
+    "gatepost_log_lines_dropped": "Log lines dropped because the output was too slow.",
+}
+"""Every gauge read from elsewhere, and what it says."""
+
+
+class MetricsCollector(Collector):
+    """Reads one `Metrics`."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing up front: the families are known, and registering must not read gauges."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """All families, read at one moment."""
+        metrics = self._metrics
+        now = metrics.now()
+        metrics.hosts.rebalance(now)
+        yield from self._attempts()
+        yield from self._hosts(now)
+        yield from self._service()
+
+    def _attempts(self) -> Iterator[Metric]:
+        metrics = self._metrics
+        by_phase = HistogramMetricFamily(
+            "delivery_phase_duration_seconds", "Time an attempt spent in each phase.", labels=("phase", "outcome")
+        )
+        for outcome, histograms in metrics.phases.items():
+            for phase, histogram in histograms.items():
+                by_phase.add_metric((phase, outcome), *cumulative(histogram))
+        yield by_phase
+        whole = HistogramMetricFamily("gatepost_attempt_duration_seconds", "Length of attempts.", labels=("outcome",))
+        for outcome, histogram in metrics.durations.items():
+            whole.add_metric((outcome,), *cumulative(histogram))
+        yield whole
+        waits = HistogramMetricFamily("gatepost_delivery_wait_seconds", "From due to started.", labels=())
+        waits.add_metric((), *cumulative(metrics.waits))
+        yield waits
+        yield _counter(
+            "gatepost_attempts",
+            "Attempts by how they ended, whether trying again is safe, and whose fault it was.",
+            ("outcome", "retry_safety", "blame"),
+            metrics.attempts.items(),
+        )
+        yield _counter(
+            "gatepost_attempt_ends",
+            "Attempts by the phase they ended in and the reason code.",
+            ("phase", "reason"),
+            metrics.ends.items(),
+        )
+        yield _counter(
+            "gatepost_attempts_ambiguous",
+            "Attempts after which the receiver may have acted.",
+            ("outcome",),
+            (((outcome,), count) for outcome, count in metrics.ambiguous.items()),
+        )
+        yield _counter(
+            "gatepost_responses",
+            "Complete response heads by status.",
+            ("status",),
+            (((str(status),), count) for status, count in metrics.statuses.items()),
+        )
+        yield _counter(
+            "gatepost_body_faults",
+            "Responses whose body was cut, dripped, too large or malformed.",
+            ("fault",),
+            (((fault,), count) for fault, count in metrics.body_faults.items()),
+        )
+        yield _total("gatepost_attempts_delivered", "Attempts with a complete 2xx head.", metrics.delivered)
+        yield _total(
+            "gatepost_stale_retries", "Requests sent again on a fresh connection; ambiguous.", metrics.stale_retries
+        )
+        yield _total("gatepost_attempts_lagged", "Attempts that ended while the event loop ran late.", metrics.lagged)
+
+    def _hosts(self, now: float) -> Iterator[Metric]:
+        metrics = self._metrics
+        series = metrics.hosts.all()
+        label = ("host",)
+        yield _counter(
+            "deliveries_shed",
+            "Deliveries put off because their endpoint was full.",
+            label,
+            (((one.host,), one.shed) for one in series),
+        )
+        yield _total("gatepost_deliveries_shed", "deliveries_shed_total over all hosts.", metrics.shed)
+        ratio = GaugeMetricFamily(
+            "connection_reuse_ratio", "Share of attempts on a reused connection, over 5 minutes.", labels=label
+        )
+        for one in series:
+            value = one.window.ratio(now)
+            if value is not None:
+                ratio.add_metric((one.host,), value)
+        yield ratio
+        value = metrics.window.ratio(now)
+        overall = GaugeMetricFamily("gatepost_connection_reuse_ratio", "connection_reuse_ratio over all hosts.")
+        if value is not None:
+            overall.add_metric((), value)
+        yield overall
+        yield _counter(
+            "gatepost_host_connections_opened",
+            "Connections opened.",
+            label,
+            (((one.host,), one.opened) for one in series),
+        )
+        yield _counter(
+            "gatepost_host_connections_reused",
+            "Attempts on a reused connection.",
+            label,
+            (((one.host,), one.reused) for one in series),
+        )
+        yield _total("gatepost_connections_opened", "Connections opened, over all hosts.", metrics.opened)
+        yield _total("gatepost_connections_reused", "Attempts on a reused connection, over all hosts.", metrics.reused)
+        yield _counter(
+            "gatepost_host_attempts",
+            "Attempts by outcome; a host's share of timeouts is what to alert on.",
+            ("host", "outcome"),
+            (((one.host, outcome), count) for one in series for outcome, count in one.attempts.items()),
+        )
+
+    def _service(self) -> Iterator[Metric]:
+        metrics = self._metrics
+        yield _counter(
+            "gatepost_decisions",
+            "What was decided after attempts, and why.",
+            ("decision", "why"),
+            metrics.decisions.items(),
+        )
+        yield _counter(
+            "gatepost_dead_letters",
+            "Deliveries given up.",
+            ("why",),
+            (((why,), count) for (decision, why), count in metrics.decisions.items() if decision == "dead_letter"),
+        )
+        yield _counter(
+            "gatepost_operational_events",
+            "Things an operator should know, by kind.",
+            ("kind",),
+            (((kind,), count) for kind, count in metrics.operational_events.items()),
+        )
+        yield _counter(
+            "gatepost_events_ingested",
+            "Events by what the API answered.",
+            ("answer",),
+            (((answer,), count) for answer, count in metrics.ingest.items()),
+        )
+        for name, read in metrics.gauges.items():
+            value = read()
+            if value is not None:
+                yield GaugeMetricFamily(name, GAUGES[name], value)
+        limits = GaugeMetricFamily("gatepost_policy_limit", "The effective policy.", labels=("limit",))
+        for name, limit in metrics.limits.items():
+            limits.add_metric((name,), float(limit))
+        yield limits
+        yield InfoMetricFamily(
+            "gatepost_build", "Version.", {"version": version("gatepost"), "python": platform.python_version()}
+        )
+
+
+def own_registry() -> CollectorRegistry:
+    """A registry of our own, so that embedding Gatepost adds nothing to the process's default one."""
+    return CollectorRegistry(auto_describe=False)
+
+
+def _counter(
+    name: str, help_text: str, labels: tuple[str, ...], values: Iterable[tuple[tuple[str, ...], int]]
+) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, help_text, labels=labels)
+    for key, value in values:
+        family.add_metric(key, value)
+    return family
+
+
+def _total(name: str, help_text: str, value: int) -> CounterMetricFamily:
+    return CounterMetricFamily(name, help_text, value)

@@ -1,0 +1,96 @@
+"""Every setting of `gatepost serve`, once: its place in `gatepost.toml`, its kind, its default and what it is for.
+
+The environment name follows from the place (`policy.read_timeout` is `GATEPOST_POLICY_READ_TIMEOUT`), so there is exactly one
+spelling in each source. Read by `service.config`; the reference page is generated from it.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from dataclasses import MISSING, dataclass, fields
+from enum import Enum, auto
+from typing import Any, Final
+
+from gatepost.delivery.policy import ClientPolicy
+from gatepost.store.rows import Retention
+from gatepost.wire.egress import EgressPolicy
+
+PREFIX: Final = "GATEPOST_"
+
+
+class Kind(Enum):
+    """How a value is written, in TOML and as text in the environment."""
+
+    TEXT = auto()
+    SECONDS = auto()
+    COUNT = auto()
+    FLAG = auto()
+    LIST = auto()  # TOML array of strings; comma-separated in the environment
+    PORTS = auto()  # "default", "strict", or a list of numbers
+    SECRET = auto()
+    SECRETS = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting. `default` None means "not given": it is derived, and the start table says from what."""
+
+    path: str
+    kind: Kind
+    default: object
+    help: str
+    choices: tuple[str, ...] = ()
+
+    @property
+    def env(self) -> str:
+        """Its name in the environment."""
+        return PREFIX + self.path.replace(".", "_").upper()
+
+
+def _of_dataclass(section: str, of: type[Any], help_text: str) -> list[Setting]:
+    """A setting per field, so that a new limit is configurable the day it exists."""
+    hints = typing.get_type_hints(of)
+    settings = []
+    for field in fields(of):
+        default = field.default if field.default is not MISSING else None
+        settings.append(Setting(f"{section}.{field.name}", _kind(hints[field.name], field.name), default, help_text))
+    return settings
+
+
+def _kind(hint: object, name: str) -> Kind:
+    if name == "ports":
+        return Kind.PORTS
+    options = set(typing.get_args(hint)) if isinstance(hint, types.UnionType) else {hint}
+    for python_type, kind in ((bool, Kind.FLAG), (float, Kind.SECONDS), (int, Kind.COUNT), (str, Kind.TEXT)):
+        if python_type in options:
+            return kind
+    return Kind.LIST
+
+
+SETTINGS: Final[tuple[Setting, ...]] = (
+    Setting("database", Kind.TEXT, "sqlite:///gatepost.db", "Where events are kept: sqlite:///PATH or memory://."),
+    Setting("listen.host", Kind.TEXT, "127.0.0.1", "Address to listen on; other than loopback needs an API key."),
+    Setting("listen.port", Kind.COUNT, 8080, "Port to listen on; 0 takes a free one."),
+    Setting("ingest.max_payload", Kind.COUNT, 1_048_576, "Bytes of one event's payload; more is answered with 413."),
+    Setting("ingest.publish_timeout", Kind.SECONDS, 5.0, "How long a publish may wait for the store."),
+    Setting("dispatch.slots", Kind.COUNT, None, "Attempts in flight at once."),
+    Setting("dispatch.shutdown_grace", Kind.SECONDS, None, "How long a drain waits for attempts in flight."),
+    *_of_dataclass("policy", ClientPolicy, "Limits of one attempt."),
+    *_of_dataclass("egress", EgressPolicy, "Where deliveries may go."),
+    *_of_dataclass("retention", Retention, "How long things are kept."),
+    Setting("security.admin_key", Kind.SECRET, None, "API key with access to every tenant, at least 24 characters."),
+    Setting("security.admin_key_file", Kind.TEXT, None, "File that holds admin_key."),
+    Setting("security.keys", Kind.SECRETS, None, "Keys that seal secrets in the store; the first one writes."),
+    Setting("security.keys_file", Kind.TEXT, None, "File that holds keys, one a line."),
+    Setting("log.format", Kind.TEXT, "auto", "auto: console on a terminal, else json.", ("auto", "json", "console")),
+    Setting("log.attempts", Kind.TEXT, "all", "Which attempts get a log line.", ("all", "failures", "none")),
+    Setting("log.level", Kind.TEXT, "info", "Lowest level of other lines.", ("debug", "info", "warning", "error")),
+    Setting("metrics.hosts", Kind.COUNT, 100, "Hosts that get labels of their own."),
+    Setting("metrics.public", Kind.FLAG, False, "Serve /metrics without an API key although keys exist."),
+)
+
+BY_PATH: Final = {setting.path: setting for setting in SETTINGS}
+BY_ENV: Final = {setting.env: setting for setting in SETTINGS}
+CLIENT_ENV: Final = frozenset({"GATEPOST_CONFIG", "GATEPOST_URL", "GATEPOST_API_KEY"})
+"""Known to the command line, not settings of the service."""
