@@ -2,7 +2,8 @@
 
 The queue is owned, not claimed: parts are leased to one process each and fenced by an epoch; the owner *reads* due rows
 (`peek`), keeps what is in flight in memory, and writes only results (`settle`). Methods are batch calls and safe to repeat;
-a write is durable when its call returns. Raises `StoreError` and its subclasses, nothing else.
+a write is durable when its call returns; one that is cancelled may or may not have been stored. The store's failures are
+`StoreError` and its subclasses; impossible arguments (a filter that names nothing, a foreign cursor) are `ValueError`.
 """
 
 from __future__ import annotations
@@ -76,6 +77,13 @@ class DeliveryStore(Protocol):
         """Remove outbox rows that cannot be enqueued (their idempotency key conflicts)."""
         ...
 
+    async def wait_outbox(self) -> None:
+        """Return when the outbox may hold rows that no earlier return announced, put by whatever process; within 50 ms.
+
+        The first call returns at once, and a needless return is allowed: peek, and wait again. For one waiter.
+        """
+        ...
+
     # -- ownership
     async def heartbeat(self, node: str, held: Mapping[int, int], want: int) -> Heartbeat:
         """Renew `held` (part to epoch) and acquire up to `want` more parts."""
@@ -105,7 +113,11 @@ class DeliveryStore(Protocol):
 
     # -- operators
     async def deliveries(self, where: DeliveryFilter, after: str | None, limit: int) -> Page[DeliveryInfo]:
-        """Deliveries, newest first."""
+        """Deliveries, newest first.
+
+        A page may hold fewer items than `limit`, even none, while `next` says there are more: each call looks at a bounded
+        number of rows. `ValueError` when the filter names neither event, endpoint nor tenant, or the cursor is foreign.
+        """
         ...
 
     async def delivery(self, delivery_id: int) -> DeliveryInfo | None:
@@ -117,11 +129,14 @@ class DeliveryStore(Protocol):
         ...
 
     async def cancel(self, where: DeliveryFilter, delivery_id: int | None, limit: int) -> Sequence[int]:
-        """Remove up to `limit` waiting deliveries; returns their ids. The owner must hold them back first."""
+        """Remove up to `limit` waiting deliveries; returns their ids. The owner must hold them back first.
+
+        They are found as `cancelled` until retention ends. Give `delivery_id` or a filter that `deliveries` takes.
+        """
         ...
 
     async def dead_letters(self, where: DeadFilter, after: str | None, limit: int) -> Page[DeadLetter]:
-        """Dead letters without bodies, newest first."""
+        """Dead letters without bodies, newest first; pages may be short as those of `deliveries`."""
         ...
 
     async def dead_letter(self, delivery_id: int) -> DeadLetter | None:

@@ -58,7 +58,11 @@ class NewEvent:
 
 
 class EnqueueResult(NamedTuple):
-    """What became of one `NewEvent`. With `duplicate` or `conflict` nothing was stored and `event_id` is the first event's."""
+    """What became of one `NewEvent`. With `duplicate` or `conflict` nothing was stored and `event_id` is the first event's.
+
+    An event id that is stored already is a duplicate too, so that a call of unknown outcome can be repeated. The outbox row
+    of a duplicate is removed; that of a conflict stays until `outbox_drop`.
+    """
 
     event_id: int
     duplicate: bool
@@ -71,7 +75,7 @@ class OutboxEvent:
     """An event written by a `Publisher`, before fan-out."""
 
     outbox_id: int
-    """Order of arrival; 0 when not yet stored."""
+    """Names the row once stored, where it equals `event_id` (ids rise with time, so the lowest is the oldest); 0 before."""
     event_id: int
     tenant: str
     key: str | None
@@ -85,6 +89,10 @@ class OutboxEvent:
 
 
 # ------------------------------------------------------------------------------------------------- owning
+
+
+PART_LEASE: Final = 30.0
+"""Seconds a part stays with its owner after a heartbeat: three missed beats of 8 s, and time to stop starting."""
 
 
 class Lease(NamedTuple):
@@ -251,9 +259,11 @@ class DeliveryInfo:
     due_at: int | None
     """When waiting."""
     event_type: str
+    """Empty once retention has taken the event."""
     last_outcome: str | None
     last_status: int | None
     updated_at: int
+    """The latest of acceptance, the end of the last attempt, cancellation and death."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,456 @@
+"""The queue in dictionaries: the executable specification of `DeliveryStore`, and what `memory://` opens.
+
+Every other engine must behave as this one does; the model tests use it as their oracle. It survives nothing and is for one
+process and one event loop; each method runs to its end without an `await`, so each is atomic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left, insort
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from gatepost.clock import SYSTEM_CLOCK, Clock
+from gatepost.delivery.ids import NODES, id_time_us
+from gatepost.errors import StoreError
+from gatepost.store.fingerprint import content_fingerprint
+from gatepost.store.memory_registry import MemoryRegistry
+from gatepost.store.paging import check_filter, check_limit, decode_numbers, encode_cursor
+from gatepost.store.port import StoreCapabilities
+from gatepost.store.rows import (
+    PART_LEASE,
+    SUB_BULK,
+    AttemptRow,
+    DeadFilter,
+    DeadLetter,
+    DeadRow,
+    DeliveryFilter,
+    DeliveryInfo,
+    EnqueueResult,
+    EventBody,
+    Heartbeat,
+    LaneRows,
+    LaneStat,
+    LaneWant,
+    Lease,
+    MaintenanceReport,
+    NewEvent,
+    OutboxEvent,
+    Page,
+    Retention,
+    Row,
+    RowKey,
+    SettleBatch,
+    SettleResult,
+    StoreTotals,
+    endpoint_of,
+    lane_of,
+)
+
+State = Literal["waiting", "delivered", "dead", "cancelled"]
+PART = 0
+"""One process owns everything, so there is one part."""
+
+
+@dataclass(slots=True)
+class _Delivery:
+    """A delivery, from its acceptance until retention forgets it."""
+
+    row: Row
+    """As it waits, or last waited."""
+    tenant: str
+    state: State
+    changed_at: int
+    """Acceptance, cancellation or death."""
+
+
+class MemoryStore(MemoryRegistry):
+    """Both ports for one process, nothing durable."""
+
+    capabilities = StoreCapabilities(durability="memory", parts=1, shared=False)
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        super().__init__()
+        self._clock = clock
+        self._nodes = 0
+        self._closed = False
+        self._events: dict[int, NewEvent] = {}
+        self._keys: dict[tuple[str, str], tuple[int, bytes]] = {}  # idempotency key to the event and its fingerprint
+        self._deliveries: dict[int, _Delivery] = {}  # by delivery id
+        self._lanes: dict[int, list[Row]] = {}  # waiting rows by (due_at, delivery_id); never an empty list
+        self._backlog: dict[str, int] = {}
+        self._attempts: dict[int, list[AttemptRow]] = {}
+        self._dead: dict[int, DeadLetter] = {}
+        self._outbox: dict[int, OutboxEvent] = {}
+        self._outbox_news = asyncio.Event()
+        self._outbox_news.set()
+        self._owner: str | None = None
+        self._epoch = 0
+        self._lease_end = 0.0  # monotonic seconds
+
+    # -- producers
+
+    async def new_node(self) -> int:
+        self._nodes = (self._nodes + 1) % NODES
+        return self._nodes
+
+    async def enqueue(self, batch: Sequence[NewEvent]) -> Sequence[EnqueueResult]:
+        self._check_open()
+        return [self._enqueue_one(event) for event in batch]
+
+    def _enqueue_one(self, event: NewEvent) -> EnqueueResult:
+        if event.event_id in self._events:
+            return self._refused(event, event.event_id, conflict=False)
+        if event.key is not None:
+            content = content_fingerprint(event.type, event.content_type, event.body)
+            first, first_content = self._keys.setdefault((event.tenant, event.key), (event.event_id, content))
+            if first != event.event_id:
+                return self._refused(event, first, conflict=content != first_content)
+        self._events[event.event_id] = event
+        for target in event.targets:
+            row = Row(target.lane, target.due_at, target.delivery_id, event.event_id, 0, event.created_at, target.part)
+            self._deliveries[row.delivery_id] = _Delivery(row, event.tenant, "waiting", id_time_us(row.delivery_id))
+            self._wait(row)
+        if event.outbox_id is not None:
+            self._outbox.pop(event.outbox_id, None)
+        return EnqueueResult(event.event_id, duplicate=False, conflict=False)
+
+    def _refused(self, event: NewEvent, first: int, *, conflict: bool) -> EnqueueResult:
+        if event.outbox_id is not None and not conflict:
+            self._outbox.pop(event.outbox_id, None)
+        return EnqueueResult(first, duplicate=not conflict, conflict=conflict)
+
+    async def outbox_put(self, events: Sequence[OutboxEvent]) -> None:
+        self._check_open()
+        for event in events:
+            self._outbox.setdefault(event.event_id, replace(event, outbox_id=event.event_id))
+        self._outbox_news.set()
+
+    async def outbox_peek(self, limit: int) -> Sequence[OutboxEvent]:
+        check_limit(limit)
+        return [event for _, event in sorted(self._outbox.items())[:limit]]
+
+    async def outbox_drop(self, outbox_ids: Collection[int]) -> None:
+        for outbox_id in outbox_ids:
+            self._outbox.pop(outbox_id, None)
+
+    async def wait_outbox(self) -> None:
+        await self._outbox_news.wait()
+        self._outbox_news.clear()
+
+    # -- ownership
+
+    async def heartbeat(self, node: str, held: Mapping[int, int], want: int) -> Heartbeat:
+        self._check_open()
+        now = self._clock.monotonic()
+        mine = self._owner == node and held.get(PART) == self._epoch
+        if not mine and want > 0 and (self._owner in (None, node) or now >= self._lease_end):
+            self._owner, self._epoch, mine = node, self._epoch + 1, True
+        if mine:
+            self._lease_end = now + PART_LEASE
+        leases = {PART: Lease(self._epoch, PART_LEASE)} if mine else {}
+        lost = frozenset(part for part, epoch in held.items() if part not in leases or leases[part].epoch != epoch)
+        return Heartbeat(leases, lost, self._clock.wall_us())
+
+    async def release(self, parts: Mapping[int, int]) -> None:
+        if parts.get(PART) == self._epoch:
+            self._owner = None
+
+    # -- owner reads
+
+    async def discover(self, parts: Collection[int]) -> Sequence[tuple[int, int]]:
+        return [(PART, lane) for lane in self._lanes] if PART in parts else []
+
+    async def peek(self, wants: Sequence[LaneWant], now: int) -> Sequence[LaneRows]:
+        self._check_open()
+        return [self._peek_lane(want, now) for want in wants]
+
+    def _peek_lane(self, want: LaneWant, now: int) -> LaneRows:
+        lane = self._lanes.get(want.lane, [])
+        rows: list[Row] = []
+        for at in range(bisect_left(lane, (want.lane, want.low_water)), len(lane)):
+            row = lane[at]
+            if row.due_at > now or len(rows) == want.limit:
+                return LaneRows(want.lane, rows, row.due_at)
+            rows.append(row)
+        return LaneRows(want.lane, rows, None)
+
+    async def load_events(self, ids: Collection[int]) -> Mapping[int, EventBody]:
+        found = (self._events[event_id] for event_id in ids if event_id in self._events)
+        return {e.event_id: EventBody(e.event_id, e.tenant, e.type, e.content_type, e.body) for e in found}
+
+    # -- owner writes
+
+    async def settle(self, batch: SettleBatch) -> SettleResult:
+        self._check_open()
+        fenced = frozenset(part for part, epoch in batch.epochs.items() if epoch != self._epoch)
+        for done in batch.done:
+            if (delivery := self._at(done.key)) is not None:
+                self._leave(delivery, "delivered", delivery.changed_at)
+        for retry in batch.retry:
+            delivery = self._at(retry.key)
+            if delivery is not None and retry.part not in fenced and delivery.row.attempt == retry.attempt:
+                self._leave(delivery, "waiting", delivery.changed_at)
+                delivery.row = delivery.row._replace(due_at=retry.new_due, attempt=retry.next_attempt)
+                self._wait(delivery.row)
+        for dead in batch.dead:
+            delivery = self._at(dead.key)
+            if delivery is not None and dead.part not in fenced and delivery.row.attempt == dead.attempt:
+                self._leave(delivery, "dead", dead.died_at)
+                self._dead[dead.key.delivery_id] = self._dead_letter(dead, delivery)
+        for attempt in batch.attempts:
+            log = self._attempts.setdefault(attempt.delivery_id, [])
+            if all(known.started_at != attempt.started_at for known in log):
+                insort(log, attempt, key=lambda row: row.started_at)
+        return SettleResult(fenced)
+
+    def _dead_letter(self, dead: DeadRow, delivery: _Delivery) -> DeadLetter:
+        event = self._events[delivery.row.event_id]
+        return DeadLetter(
+            dead.key.delivery_id,
+            event.event_id,
+            event.tenant,
+            endpoint_of(dead.key.lane),
+            event.type,
+            event.content_type,
+            dead.attempts,
+            dead.why,
+            dead.outcome,
+            dead.status,
+            dead.died_at,
+            event.body,
+        )
+
+    # -- operators
+
+    async def deliveries(self, where: DeliveryFilter, after: str | None, limit: int) -> Page[DeliveryInfo]:
+        check_limit(limit)
+        check_filter(where)
+        start = decode_numbers(after, 1)
+        found = sorted(
+            (number for number in self._matching(where) if start is None or number < start[0]),
+            reverse=True,
+        )
+        items = [self._info(number) for number in found[:limit]]
+        return Page(items, encode_cursor(found[limit - 1]) if len(found) > limit else None)
+
+    async def delivery(self, delivery_id: int) -> DeliveryInfo | None:
+        return self._info(delivery_id) if delivery_id in self._deliveries else None
+
+    def _info(self, number: int) -> DeliveryInfo:
+        delivery = self._deliveries[number]
+        row, dead = delivery.row, self._dead.get(number)
+        log = self._attempts.get(number)
+        last = log[-1] if log else None
+        event = self._events.get(row.event_id)
+        attempts = row.attempt if delivery.state == "waiting" else dead.attempts if dead else last.number if last else 0
+        return DeliveryInfo(
+            number,
+            row.event_id,
+            delivery.tenant,
+            endpoint_of(row.lane),
+            delivery.state,
+            attempts,
+            row.due_at if delivery.state == "waiting" else None,
+            event.type if event else dead.event_type if dead else "",
+            last.outcome if last else dead.outcome if dead else None,
+            last.status if last else dead.status if dead else None,
+            max(delivery.changed_at, last.started_at + last.elapsed_us if last else 0),
+        )
+
+    async def attempts_of(self, delivery_id: int) -> Sequence[AttemptRow]:
+        return list(self._attempts.get(delivery_id, ()))
+
+    async def cancel(self, where: DeliveryFilter, delivery_id: int | None, limit: int) -> Sequence[int]:
+        self._check_open()
+        check_limit(limit)
+        if delivery_id is None:
+            check_filter(where)
+        chosen = [
+            number
+            for number in self._matching(where)
+            if delivery_id in (None, number) and self._deliveries[number].state == "waiting"
+        ][:limit]
+        for number in chosen:
+            self._leave(self._deliveries[number], "cancelled", self._clock.wall_us())
+        return chosen
+
+    def _matching(self, where: DeliveryFilter) -> Iterable[int]:
+        for number, delivery in self._deliveries.items():
+            if (
+                where.tenant in (None, delivery.tenant)
+                and where.endpoint in (None, endpoint_of(delivery.row.lane))
+                and where.event_id in (None, delivery.row.event_id)
+                and where.state in (None, delivery.state)
+            ):
+                yield number
+
+    async def dead_letters(self, where: DeadFilter, after: str | None, limit: int) -> Page[DeadLetter]:
+        check_limit(limit)
+        start = decode_numbers(after, 2)
+        found = [
+            letter
+            for letter in reversed(self._dead_matching(where))
+            if start is None or (letter.died_at, letter.delivery_id) < start
+        ]
+        last = found[limit - 1] if len(found) > limit else None
+        items = [replace(letter, body=b"") for letter in found[:limit]]
+        return Page(items, encode_cursor(last.died_at, last.delivery_id) if last else None)
+
+    async def dead_letter(self, delivery_id: int) -> DeadLetter | None:
+        return self._dead.get(delivery_id)
+
+    async def replay(
+        self, where: DeadFilter, first_due: int, spacing_us: int, limit: int
+    ) -> Sequence[tuple[int, int, int]]:
+        self._check_open()
+        check_limit(limit)
+        moved = []
+        for place, letter in enumerate(self._dead_matching(where)[:limit]):
+            del self._dead[letter.delivery_id]
+            delivery = self._deliveries[letter.delivery_id]
+            if letter.event_id not in self._events:
+                self._events[letter.event_id] = NewEvent(
+                    letter.event_id,
+                    letter.tenant,
+                    None,
+                    letter.event_type,
+                    letter.content_type,
+                    letter.body,
+                    id_time_us(letter.event_id),
+                    (),
+                )
+            lane, due = lane_of(letter.endpoint, SUB_BULK), first_due + place * spacing_us
+            delivery.row = Row(lane, due, letter.delivery_id, letter.event_id, 0, due, PART)
+            delivery.state, delivery.changed_at = "waiting", id_time_us(letter.delivery_id)
+            self._wait(delivery.row)
+            moved.append((PART, lane, due))
+        return moved
+
+    async def purge_dead(self, where: DeadFilter, limit: int) -> int:
+        self._check_open()
+        check_limit(limit)
+        chosen = self._dead_matching(where)[:limit]
+        for letter in chosen:
+            del self._dead[letter.delivery_id]
+            self._forget(letter.delivery_id)
+        return len(chosen)
+
+    def _dead_matching(self, where: DeadFilter) -> list[DeadLetter]:
+        """Oldest death first."""
+        return sorted(
+            (
+                letter
+                for letter in self._dead.values()
+                if where.tenant in (None, letter.tenant)
+                and where.endpoint in (None, letter.endpoint)
+                and where.event_type in (None, letter.event_type)
+                and where.why in (None, letter.why)
+                and where.delivery_id in (None, letter.delivery_id)
+                and (where.died_from is None or letter.died_at >= where.died_from)
+                and (where.died_before is None or letter.died_at < where.died_before)
+            ),
+            key=lambda letter: (letter.died_at, letter.delivery_id),
+        )
+
+    async def lane_stats(self, lanes: Collection[int], depth_cap: int = 10_000) -> Sequence[LaneStat]:
+        waiting = {lane: self._lanes.get(lane, ()) for lane in lanes}
+        return [
+            LaneStat(lane, min(len(rows), depth_cap), rows[0].due_at if rows else None)
+            for lane, rows in waiting.items()
+        ]
+
+    async def backlog_of(self, tenant: str) -> int:
+        return self._backlog.get(tenant, 0)
+
+    async def totals(self) -> StoreTotals:
+        attempts = sum(map(len, self._attempts.values()))
+        size = sum(len(event.body) for event in self._events.values())
+        waiting = sum(self._backlog.values())
+        return StoreTotals(waiting, len(self._dead), len(self._events), attempts, len(self._outbox), size)
+
+    async def maintain(self, retention: Retention, now: int, budget: int) -> MaintenanceReport:
+        self._check_open()
+        check_limit(budget)
+        left = budget
+
+        def expired(found: Iterable[int], forget: Callable[[int], None]) -> int:
+            nonlocal left
+            chosen = list(found)[:left]
+            for number in chosen:
+                forget(number)
+            left -= len(chosen)
+            return len(chosen)
+
+        key_of = {event_id: key for key, (event_id, _) in self._keys.items()}
+        before = now - round(retention.idempotency * 1e6)
+        keys = expired(
+            (event_id for event_id in key_of if id_time_us(event_id) < before),
+            lambda event_id: self._keys.__delitem__(key_of[event_id]),
+        )
+        before_dead = now - round(retention.dead_letters * 1e6)
+        dead = expired((n for n, letter in self._dead.items() if letter.died_at < before_dead), self._bury)
+        before_attempts = now - round(retention.attempts * 1e6)
+        rows_before = sum(map(len, self._attempts.values()))
+        expired(
+            (
+                number
+                for number, delivery in self._deliveries.items()
+                if delivery.state in ("delivered", "cancelled") and self._info(number).updated_at < before_attempts
+            ),
+            self._forget,
+        )
+        before_events = now - round(retention.events * 1e6)
+        needed = {delivery.row.event_id for delivery in self._deliveries.values() if delivery.state == "waiting"}
+        events = expired(
+            (number for number in self._events if id_time_us(number) < before_events and number not in needed),
+            self._forget_event,
+        )
+        return MaintenanceReport(
+            events, rows_before - sum(map(len, self._attempts.values())), dead, keys, more=left == 0
+        )
+
+    async def ping(self) -> None:
+        self._check_open()
+
+    async def aclose(self) -> None:
+        self._closed = True
+
+    # -- helpers
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreError("the store is closed")
+
+    def _at(self, key: RowKey) -> _Delivery | None:
+        """The waiting delivery exactly as it was read."""
+        delivery = self._deliveries.get(key.delivery_id)
+        if delivery is None or delivery.state != "waiting" or delivery.row[:3] != key:
+            return None
+        return delivery
+
+    def _wait(self, row: Row) -> None:
+        insort(self._lanes.setdefault(row.lane, []), row)
+        tenant = self._deliveries[row.delivery_id].tenant
+        self._backlog[tenant] = self._backlog.get(tenant, 0) + 1
+
+    def _leave(self, delivery: _Delivery, state: State, at: int) -> None:
+        lane = self._lanes[delivery.row.lane]
+        del lane[bisect_left(lane, delivery.row)]
+        if not lane:
+            del self._lanes[delivery.row.lane]
+        self._backlog[delivery.tenant] -= 1
+        delivery.state, delivery.changed_at = state, at
+
+    def _bury(self, number: int) -> None:
+        del self._dead[number]
+        self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        del self._deliveries[number]
+        self._attempts.pop(number, None)
+
+    def _forget_event(self, event_id: int) -> None:
+        del self._events[event_id]
