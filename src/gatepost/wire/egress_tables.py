@@ -157,9 +157,9 @@ SERVICE_PORTS: Final[frozenset[int]] = frozenset(
         9042, 9092, 9200, 9300, 10080, 10250, 10255, 11211, 15672, 25672, 27017,
     }
 )
-# fmt: on
 """Ports of other protocols, from the Fetch standard's bad ports plus databases, caches and control planes: a POST there
 can be read as commands."""
+# fmt: on
 
 FIRST_FREE_PORT: Final = 1024
 """The default port rule opens this and everything above, less the service ports."""

@@ -102,6 +102,11 @@ class Reason(StrEnum):
     IP_LITERAL_FORBIDDEN = "ip_literal_forbidden"
     PORT_INVALID = "port_invalid"
     PORT_NOT_ALLOWED = "port_not_allowed"
+    # header rules
+    HEADER_FORBIDDEN = "header_forbidden"
+    HEADER_NAME_INVALID = "header_name_invalid"
+    HEADER_VALUE_INVALID = "header_value_invalid"
+    HEADER_TOO_LONG = "header_too_long"
     # address rules
     ADDR_6TO4 = "addr_6to4"
     ADDR_6TO4_RELAY = "addr_6to4_relay"
@@ -133,6 +138,15 @@ class Reason(StrEnum):
     ADDR_TEREDO = "addr_teredo"
     ADDR_ULA = "addr_ula"
     ADDR_UNSPECIFIED = "addr_unspecified"
+
+
+class BodyFault(StrEnum):
+    """What was wrong with a body whose head had arrived whole."""
+
+    INCOMPLETE = "incomplete"
+    TIMEOUT = "timeout"
+    TOO_LARGE = "too_large"
+    PROTOCOL = "protocol"
 
 
 US_REASONS = frozenset({Reason.LOCAL_RESOURCES, Reason.DNS_OVERLOAD, Reason.PROXY_FAILED})
