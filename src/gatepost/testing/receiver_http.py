@@ -180,7 +180,7 @@ class Connection(asyncio.Protocol):
                 break
             head = data[: end + 2]
             lower = head.lower()
-            length = _content_length(lower)
+            length = content_length(lower)
             if length is None or length > BODY_BYTES_MAX:
                 self._refuse(400 if length is None else 413)
                 return
@@ -266,7 +266,7 @@ class Connection(asyncio.Protocol):
 _UNAUTHORIZED: Final = build_response(401, b"bad signature")
 
 
-def _content_length(lower: bytes) -> int | None:
+def content_length(lower: bytes) -> int | None:
     """Body bytes announced by a lower-cased head: 0 without the header, None when it cannot be told."""
     at = lower.find(b"\r\ncontent-length:")
     if at < 0:
