@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gatepost.delivery.outcome import Blame, BodyFault, Outcome, RetrySafety
+from gatepost.delivery.outcome import Blame, Outcome, RetrySafety
 from gatepost.wire.phases import Phase
-from gatepost.wire.reasons import Reason
+from gatepost.wire.reasons import BodyFault, Reason
 
 
 @dataclass(frozen=True, slots=True)

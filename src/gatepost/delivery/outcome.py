@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import assert_never
 
 from gatepost.wire.phases import SETUP_PHASES, Phase
-from gatepost.wire.reasons import US_REASONS, Reason
+from gatepost.wire.reasons import US_REASONS, BodyFault, Reason
 
 
 class Outcome(StrEnum):
@@ -45,15 +45,6 @@ class Blame(StrEnum):
     US = "us"
     PATH = "path"
     ENDPOINT = "endpoint"
-
-
-class BodyFault(StrEnum):
-    """What was wrong with a body whose head had arrived whole."""
-
-    INCOMPLETE = "incomplete"
-    TIMEOUT = "timeout"
-    TOO_LARGE = "too_large"
-    PROTOCOL = "protocol"
 
 
 class End(StrEnum):

@@ -106,7 +106,7 @@ class ClientPolicy:
                 f"max_per_host={self.max_per_host} is more than max_connections={self.max_connections}: "
                 f"write max_per_host={self.max_connections} or less, or raise max_connections"
             )
-        if self.connect_timeout > self.read_timeout / 3:
+        if self.connect_timeout * 3 > self.read_timeout * 1.000001:
             warnings.warn(
                 f"connect_timeout={self.connect_timeout} is over a third of read_timeout={self.read_timeout}: "
                 f"a dead host then costs nearly as much as a slow one; write connect_timeout={self.read_timeout / 3:.3g} or less",

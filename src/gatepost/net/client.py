@@ -1,0 +1,487 @@
+"""`DispatchClient`: one attempt per call, every phase bounded, the end classified. One instance per process and event loop.
+
+It checks what callers give it (misuse raises before anything is sent), and hands the attempt to `net.flight`; it never raises
+for what the network does, never retries on its own but for a stale connection, and reads neither environment nor files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+import traceback
+import warnings
+import weakref
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self, cast
+
+from gatepost import deadline as ambient
+from gatepost.admission.bulkhead import Bulkhead
+from gatepost.clock import SYSTEM_CLOCK, SYSTEM_ENTROPY, Clock, Entropy
+from gatepost.deadline import Deadline
+from gatepost.delivery.attempt import Attempt
+from gatepost.delivery.outcome import End, Evidence, Outcome, classify
+from gatepost.delivery.policy import POOL_FIELDS, ClientPolicy
+from gatepost.errors import ConfigurationError
+from gatepost.net.flight import NEVER, Flight
+from gatepost.net.names import NameCache
+from gatepost.net.pool import Host, Pool
+from gatepost.net.resolver import Resolver, ThreadResolver
+from gatepost.net.sweeper import Sweeper
+from gatepost.net.tls import TLSContexts, TLSProfile
+from gatepost.telemetry import AttemptObservation, Observer, OperationalObservation
+from gatepost.wire.egress import Denied, EgressPolicy, Target, check_url
+from gatepost.wire.request import request_head, static_head
+
+USER_AGENT: Final = "gatepost/0.1"
+URLS_MAX: Final = 16_384
+"""Checked URLs remembered, with the first lines of their requests; about 1 KiB each."""
+
+_log = logging.getLogger("gatepost.client")
+
+
+@dataclass(frozen=True, slots=True)
+class HostStatistics:
+    """A snapshot of one host."""
+
+    in_use: int
+    idle: int
+    waiting: int
+    created: int
+    reused: int
+    reuse_ratio: float
+    """Requests that found a connection, of all; 0.0 before the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientStatistics:
+    """A snapshot of a client."""
+
+    in_flight: int
+    connections_open: int
+    """Sockets, idle ones and ones being opened included."""
+    connections_in_use: int
+    connections_idle: int
+    admitted: int
+    """Endpoint slots taken."""
+    waiting_for_admission: int
+    waiting_for_connection: int
+    names_pending: int
+    stale_retries: int
+    late_sweeps: int
+    shed: Mapping[str, int]
+    """Attempts shed, by host."""
+    hosts: Mapping[str, HostStatistics]
+
+
+@dataclass(frozen=True, slots=True)
+class _Destination:
+    """A URL that was checked once, and what is the same in every request to it."""
+
+    target: Target
+    static: str
+
+
+class DispatchClient:
+    """Sends one attempt per `deliver` call over pooled connections. Construct it once per process, never per request.
+
+    `policy` holds the limits (default `ClientPolicy()`), `egress` the destinations allowed (default: public https only),
+    `resolver` answers names (default: the system's, in threads of its own), `observer` hears of every attempt.
+    Usable as an async context manager; `aclose` ends what is in flight.
+    """
+
+    def __init__(
+        self,
+        policy: ClientPolicy | None = None,
+        *,
+        egress: EgressPolicy | None = None,
+        resolver: Resolver | None = None,
+        proxy: object = None,
+        observer: Observer | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        entropy: Entropy = SYSTEM_ENTROPY,
+    ) -> None:
+        if proxy is not None:
+            raise ConfigurationError("an egress proxy is not offered yet: leave proxy out")
+        self.policy = ClientPolicy() if policy is None else policy
+        _check_supported(self.policy)
+        self.egress = EgressPolicy() if egress is None else egress
+        self.clock = clock
+        self.observer = observer
+        self.flights: set[Flight] = set()
+        self.bulkhead: Bulkhead[Flight] = Bulkhead(self.policy.per_endpoint_concurrency)
+        self.pool = Pool(self.policy, clock, entropy)
+        self.contexts = TLSContexts()
+        self.sweeper = Sweeper(self)
+        self.stale_retry_count = 0
+        self._own_resolver = ThreadResolver() if resolver is None else None
+        self.names = NameCache(self._own_resolver or _given(resolver), self.policy.dns_ttl, clock)
+        self._destinations: OrderedDict[str, _Destination | Denied] = OrderedDict()
+        self._policies: dict[int, ClientPolicy] = {id(self.policy): self.policy}
+        self._shed: dict[str, int] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+        self._forks = _forks
+        self.made_at: Final = traceback.extract_stack(limit=8)[:-1]
+
+    def __repr__(self) -> str:
+        leases = self.pool.leases
+        state = "closed" if self._closed else "open"
+        return (
+            f"<DispatchClient {state} [in flight: {len(self.flights)} | connections: {leases.open_count} open, "
+            f"{leases.idle_count} idle, of {leases.connections_max}]>"
+        )
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop this client belongs to, from its first use on."""
+        assert self._loop is not None
+        return self._loop
+
+    async def deliver(
+        self,
+        url: str,
+        payload: object,
+        headers: Mapping[str, str] | None = None,
+        *,
+        endpoint_id: str | None = None,
+        tenant: str | None = None,
+        content_type: str = "application/json",
+        policy: ClientPolicy | None = None,
+        tls: TLSProfile | None = None,
+        deadline: Deadline | None = None,
+    ) -> Attempt:
+        """POST `payload` to `url` once and say what it came to.
+
+        `payload` is `bytes`, sent as they are, or something JSON can hold, serialised once. `endpoint_id` is the admission
+        key, else the host. `policy` may differ from the client's in per-attempt limits. `deadline` bounds everything, the
+        ambient one (`gatepost.deadline`) too.
+
+        Raises `TypeError` or `ValueError` for misuse before anything is sent, `RuntimeError` when closed or used from another
+        loop or a forked child. Never raises for the network. A cancellation is passed on after the attempt was observed.
+        """
+        if deadline is None:
+            deadline = ambient.current()
+        return await self._fly(
+            url, payload, headers, endpoint_id, tenant, content_type, policy, tls, deadline, True, True
+        )
+
+    async def deliver_admitted(
+        self,
+        url: str,
+        payload: object,
+        headers: Mapping[str, str] | None = None,
+        *,
+        endpoint_id: str | None = None,
+        tenant: str | None = None,
+        content_type: str = "application/json",
+        policy: ClientPolicy | None = None,
+        tls: TLSProfile | None = None,
+        deadline: Deadline | None = None,
+        deduplicates: bool = True,
+    ) -> Attempt:
+        """`deliver` for a caller that holds the endpoint's slot itself (the dispatcher): no admission gate, no ambient deadline.
+
+        `deduplicates=False` forbids the stale retry of a request that was fully written.
+        """
+        return await self._fly(
+            url, payload, headers, endpoint_id, tenant, content_type, policy, tls, deadline, False, deduplicates
+        )
+
+    async def _fly(
+        self,
+        url: str,
+        payload: object,
+        headers: Mapping[str, str] | None,
+        endpoint_id: str | None,
+        tenant: str | None,
+        content_type: str,
+        policy: ClientPolicy | None,
+        tls: TLSProfile | None,
+        deadline: Deadline | None,
+        gated: bool,
+        deduplicates: bool,
+    ) -> Attempt:
+        if self._loop is not asyncio.get_running_loop() or self._closed or self._forks != _forks:
+            self._check_usable()
+        body = payload if type(payload) is bytes else _serialise(payload)
+        if policy is None:
+            policy = self.policy
+        elif id(policy) not in self._policies:
+            self._check_policy(policy)
+        destination = self._destinations.get(url)
+        if destination is None:
+            destination = self._check_destination(url)
+        now = self.clock.monotonic()
+        if isinstance(destination, Denied):
+            return self._denied(destination, url, endpoint_id, tenant)
+        head = request_head(destination.static, content_type, len(body), headers)
+        if tls is not None:
+            self.contexts.get(tls)  # refuses unreadable certificates before anything is sent
+        target = destination.target
+        flight = Flight(
+            self,
+            self.pool.host(target, tls),
+            head,
+            body,
+            policy=policy,
+            key=(endpoint_id or target.origin) if gated else None,
+            endpoint_id=endpoint_id,
+            tenant=tenant,
+            deadline_at=NEVER if deadline is None else now + deadline.remaining(),
+            duplicable=deduplicates and _is_duplicable(headers),
+            done=self.loop.create_future(),
+            now=now,
+        )
+        self.flights.add(flight)
+        self.sweeper.watch(now)
+        flight.start(now)
+        try:
+            return await flight.done
+        except asyncio.CancelledError:
+            flight.cancel_by_caller()
+            raise
+
+    # ----------------------------------------------------------------------------------------------- checks
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise RuntimeError("this DispatchClient is closed: construct one per process and close it at the end")
+        if self._forks != _forks:
+            raise RuntimeError("this DispatchClient was made before a fork: construct one in each process")
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            if sys.platform == "win32" and isinstance(loop, asyncio.ProactorEventLoop):
+                raise RuntimeError("a Proactor event loop has no readers: run on asyncio.SelectorEventLoop")
+            self._loop = loop
+            _register(loop, self)
+        elif self._loop is not loop:
+            raise RuntimeError("this DispatchClient belongs to another event loop: construct one per loop")
+
+    def _check_policy(self, policy: ClientPolicy) -> None:
+        for name in sorted(POOL_FIELDS):
+            given, own = getattr(policy, name), getattr(self.policy, name)
+            if given != own:
+                raise ValueError(
+                    f"policy.{name}={given} differs from the client's {own}: pool limits belong to the client, "
+                    f"write client.policy.evolve(...) with per-attempt limits only"
+                )
+        _check_supported(policy)
+        if len(self._policies) >= 4_096:  # remembered by identity, so that the check is made once
+            self._policies = {id(self.policy): self.policy}
+        self._policies[id(policy)] = policy
+
+    def _check_destination(self, url: str) -> _Destination | Denied:
+        checked = check_url(url, self.egress)
+        destination: _Destination | Denied
+        if isinstance(checked, Denied):
+            destination = checked
+        else:
+            destination = _Destination(checked, static_head("POST", checked.target, checked.authority, USER_AGENT))
+        self._destinations[url] = destination
+        if len(self._destinations) > URLS_MAX:
+            self._destinations.popitem(last=False)
+        return destination
+
+    def _denied(self, denied: Denied, url: str, endpoint_id: str | None, tenant: str | None) -> Attempt:
+        verdict = classify(Evidence(End.DENIED, Flight.FIRST_PHASE, denied.reason))
+        attempt = Attempt(
+            outcome=verdict.outcome,
+            delivered=False,
+            phase=verdict.phase,
+            reason=verdict.reason,
+            retry_safety=verdict.retry_safety,
+            blame=verdict.blame,
+            status=None,
+            host=denied.subject,
+            address=None,
+            elapsed=0.0,
+            phases={},
+            reused=False,
+            stale_retry=False,
+            bytes_sent=0,
+            response_headers=(),
+            body=b"",
+            body_fault=None,
+            started_at=self.clock.wall_us() / 1_000_000,
+        )
+        self.finished(attempt, endpoint_id, tenant)
+        return attempt
+
+    # -------------------------------------------------------------------------------------------- telemetry
+
+    def finished(self, attempt: Attempt, endpoint_id: str | None, tenant: str | None) -> None:
+        """An attempt ended: count and tell. Called by flights, once each."""
+        if attempt.outcome is Outcome.SHED:
+            self._shed[attempt.host] = self._shed.get(attempt.host, 0) + 1
+        observer = self.observer
+        if observer is None:
+            return
+        try:
+            observer.attempt_finished(
+                AttemptObservation(
+                    attempt.outcome,
+                    attempt.delivered,
+                    attempt.phase,
+                    attempt.reason,
+                    attempt.retry_safety,
+                    attempt.blame,
+                    attempt.status,
+                    attempt.host,
+                    endpoint_id,
+                    tenant,
+                    attempt.address,
+                    attempt.elapsed,
+                    cast(Mapping[str, float], attempt.phases),
+                    attempt.reused,
+                    attempt.stale_retry,
+                    attempt.bytes_sent,
+                    attempt.body_fault,
+                    attempt.lagged,
+                )
+            )
+        except Exception:  # noqa: BLE001 - users' code: its bug must not end an attempt
+            _log.exception("an observer raised; attempts go on")
+
+    def statistics(self) -> ClientStatistics:
+        """A snapshot; O(hosts known)."""
+        leases = self.pool.leases
+        admission = self.bulkhead.statistics()
+        hosts = self.pool.hosts
+        return ClientStatistics(
+            in_flight=len(self.flights),
+            connections_open=leases.open_count,
+            connections_in_use=sum(host.in_use for host in hosts),
+            connections_idle=leases.idle_count,
+            admitted=admission.in_use,
+            waiting_for_admission=admission.waiting,
+            waiting_for_connection=sum(host.waiting for host in hosts),
+            names_pending=self.names.pending_count,
+            stale_retries=self.stale_retry_count,
+            late_sweeps=self.sweeper.late_count,
+            shed=dict(self._shed),
+            hosts={host.target.origin: _host_statistics(host) for host in hosts},
+        )
+
+    # -------------------------------------------------------------------------------------------------- end
+
+    def forget(self, host: str) -> None:
+        """Close a host's idle connections at once and those in use when they come back. `host` is `scheme://host:port`."""
+        self.pool.forget(host)
+
+    async def aclose(self) -> None:
+        """End what is in flight (those callers get `cancelled`, blame us) and close every connection. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        for flight in list(self.flights):
+            flight.cancel_by_client()
+        self.pool.close()
+        self.sweeper.stop()
+        await self.names.aclose()
+        if self._own_resolver is not None:
+            self._own_resolver.close()
+        if self._loop is not None:
+            _clients.pop(self._loop, None)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+def open_client_count() -> int:
+    """Clients in use in this process: the gauge `dispatch_clients_open`."""
+    return len(_clients)
+
+
+def _given(resolver: Resolver | None) -> Resolver:
+    assert resolver is not None
+    return resolver
+
+
+def _host_statistics(host: Host) -> HostStatistics:
+    requests = host.created_count + host.reused_count
+    return HostStatistics(
+        in_use=host.in_use,
+        idle=len(host.idle),
+        waiting=host.waiting,
+        created=host.created_count,
+        reused=host.reused_count,
+        reuse_ratio=host.reused_count / requests if requests else 0.0,
+    )
+
+
+def _check_supported(policy: ClientPolicy) -> None:
+    if policy.follow_redirects:
+        raise ConfigurationError(
+            "following redirects is not offered yet: leave follow_redirects out, a 3xx is a failed delivery"
+        )
+
+
+def _serialise(payload: object) -> bytes:
+    if isinstance(payload, bytes | bytearray | memoryview):
+        return bytes(payload)
+    if isinstance(payload, str):
+        raise TypeError(
+            "payload is a str, which could be text to send as it is or a JSON string: "
+            "write payload.encode() to send its characters, or json.dumps(payload).encode() to send a JSON string"
+        )
+    try:
+        return json.dumps(payload, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
+    except ValueError as error:
+        raise ValueError(f"payload cannot be written as JSON (RFC 8259 has no NaN and no Infinity): {error}") from error
+    except TypeError as error:
+        raise TypeError(
+            f"payload cannot be written as JSON: {error}; write bytes, or dicts, lists, numbers and text"
+        ) from error
+
+
+_IDEMPOTENCY_HEADERS: Final = frozenset({"webhook-id", "idempotency-key"})
+
+
+def _is_duplicable(headers: Mapping[str, str] | None) -> bool:
+    """The receiver can tell a repetition, so the request may be sent again when a stale connection swallowed it."""
+    if not headers:
+        return False
+    if "webhook-id" in headers:
+        return True
+    return any(name.lower() in _IDEMPOTENCY_HEADERS for name in headers)
+
+
+# ------------------------------------------------------------------------------------------- one client per loop
+
+_clients: weakref.WeakKeyDictionary[Any, weakref.ref[DispatchClient]] = weakref.WeakKeyDictionary()
+_forks = 0
+
+
+def _after_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _register(loop: asyncio.AbstractEventLoop, client: DispatchClient) -> None:
+    reference = _clients.get(loop)
+    other = None if reference is None else reference()
+    if other is not None and other is not client:
+        message = (
+            "a second DispatchClient is in use on this event loop: each has its own pool and limits, so neither holds for "
+            "both. Construct one per process and share it.\n"
+            f"The first was made here:\n{''.join(traceback.format_list(other.made_at))}"
+            f"The second here:\n{''.join(traceback.format_list(client.made_at))}"
+        )
+        warnings.warn(message, RuntimeWarning, stacklevel=5)
+        if client.observer is not None:
+            client.observer.operational(OperationalObservation("second_client", message))
+    _clients[loop] = weakref.ref(client)

@@ -1,0 +1,115 @@
+"""Names in use: one look-up per name at a time, owned by the cache and not by who asked first, and answers kept for a while.
+
+It decides nothing about addresses (every connection checks them anew) and never blocks the loop. `net.flight` asks; whoever
+gives up only stops listening, the look-up goes on for the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from gatepost.clock import Clock
+from gatepost.errors import ResolveError
+from gatepost.net.resolver import Resolution, Resolver
+from gatepost.wire.reasons import Reason
+
+LOOKUP_LIMIT: Final = 30.0
+"""Seconds after which a look-up is given up for everybody; each attempt's own dns limit is far shorter."""
+PENDING_MAX: Final = 1_024
+"""Names being asked for at once. A further new name fails at once with `dns_overload`, which is ours to answer for."""
+NAMES_MAX: Final = 16_384
+"""Answers kept; the one unused for longest goes first. About 300 bytes each."""
+FAILURE_TTL: Final = 1.0
+"""Seconds for which a failure is remembered, so that a backlog behind a dead name asks once a second and not at every attempt."""
+
+Found = Resolution | ResolveError
+Listener = Callable[[Found], None]
+
+
+@dataclass(slots=True)
+class _Entry:
+    found: Found
+    until: float
+
+
+class NameCache:
+    """Answers by name, with single flight. `ttl` in seconds; 0 asks anew for every connection, still one at a time."""
+
+    def __init__(self, resolver: Resolver, ttl: float, clock: Clock) -> None:
+        self._resolver = resolver
+        self._ttl = ttl
+        self._clock = clock
+        self._answers: OrderedDict[str, _Entry] = OrderedDict()
+        self._pending: dict[str, dict[Listener, None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    @property
+    def pending_count(self) -> int:
+        """Names being asked for."""
+        return len(self._pending)
+
+    def known(self, host: str) -> Found | None:
+        """The kept answer, or None."""
+        entry = self._answers.get(host)
+        if entry is None:
+            return None
+        if entry.until <= self._clock.monotonic():
+            del self._answers[host]
+            return None
+        self._answers.move_to_end(host)
+        return entry.found
+
+    def ask(self, host: str, listener: Listener) -> None:
+        """Call `listener` once with the answer, unless `forget_listener` comes first. Never calls it before returning."""
+        listeners = self._pending.get(host)
+        if listeners is not None:
+            listeners[listener] = None
+            return
+        loop = asyncio.get_running_loop()
+        if len(self._pending) >= PENDING_MAX:
+            loop.call_soon(listener, ResolveError(Reason.DNS_OVERLOAD, temporary=True))
+            return
+        self._pending[host] = {listener: None}
+        task = loop.create_task(self._look_up(host), name=f"gatepost dns {host}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def forget_listener(self, host: str, listener: Listener) -> None:
+        """Stop listening."""
+        listeners = self._pending.get(host)
+        if listeners is not None:
+            listeners.pop(listener, None)
+
+    async def _look_up(self, host: str) -> None:
+        found: Found
+        try:
+            async with asyncio.timeout(LOOKUP_LIMIT):
+                found = await self._resolver.resolve(host)
+        except ResolveError as error:
+            found = error
+        except TimeoutError:
+            found = ResolveError(Reason.DNS_TIMEOUT, temporary=True)
+        except Exception as error:  # noqa: BLE001 - a resolver is users' code: its bug must not leave listeners waiting
+            found = ResolveError(Reason.DNS_TEMPORARY_FAILURE, temporary=True, message=f"the resolver raised {error!r}")
+        listeners = self._pending.pop(host)
+        ttl = FAILURE_TTL if isinstance(found, ResolveError) else self._ttl
+        if ttl > 0 and not self._closed:
+            self._answers[host] = _Entry(found, self._clock.monotonic() + ttl)
+            if len(self._answers) > NAMES_MAX:
+                self._answers.popitem(last=False)
+        for listener in listeners:
+            listener(found)
+
+    async def aclose(self) -> None:
+        """Give up what is being asked."""
+        self._closed = True
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._pending.clear()

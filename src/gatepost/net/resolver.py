@@ -1,0 +1,74 @@
+"""Names to addresses: the resolver port, and the system's resolver in threads of our own.
+
+A resolver only asks; it neither caches nor checks (`net.names` caches, `wire.egress` checks). The default executor of the
+loop is never used: it is small and shared, and 60 hanging names would stop every tenant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from gatepost.errors import ResolveError
+from gatepost.wire.reasons import Reason
+
+THREADS: Final = 32
+"""Concurrent look-ups. A hung one holds its thread for 20 to 30 s with glibc's defaults; see `NameCache` for the queue."""
+
+_PERMANENT: Final = frozenset(
+    code
+    for code in (getattr(socket, name, None) for name in ("EAI_NONAME", "EAI_NODATA", "EAI_FAIL"))
+    if code is not None
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """What a name resolved to: numeric addresses in the resolver's order, and the CNAME chain when it is known."""
+
+    addresses: Sequence[str]
+    chain: Sequence[str] = ()
+
+
+class Resolver(Protocol):
+    """Anything with this method; raises `ResolveError` when there is no address."""
+
+    async def resolve(self, host: str) -> Resolution:
+        """Addresses of an absolute name, given without its trailing dot."""
+        ...
+
+
+class ThreadResolver:
+    """`getaddrinfo` in a thread pool of its own: the system's view (hosts file, nsswitch), at most `threads` at once."""
+
+    def __init__(self, threads: int = THREADS) -> None:
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="gatepost-dns")
+
+    async def resolve(self, host: str) -> Resolution:
+        """Ask the system. Raises `ResolveError`: `temporary` unless the name does not exist."""
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.run_in_executor(self._executor, _look_up, host)
+        except socket.gaierror as error:
+            if error.errno in _PERMANENT:
+                raise ResolveError(Reason.DNS_NO_ADDRESS, temporary=False) from error
+            raise ResolveError(Reason.DNS_TEMPORARY_FAILURE, temporary=True) from error
+        except (OSError, UnicodeError) as error:
+            raise ResolveError(Reason.DNS_TEMPORARY_FAILURE, temporary=True) from error
+        return Resolution(found)
+
+    def close(self) -> None:
+        """Let the threads end; a hung look-up keeps its own until the system gives up."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _look_up(host: str) -> tuple[str, ...]:
+    # The trailing dot makes the name absolute: the search list of resolv.conf must not complete a customer's name.
+    # `localhost` and other names of the hosts file do not match with a dot, and need none: they have no dot inside.
+    name = host + "." if "." in host else host
+    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
+    return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
