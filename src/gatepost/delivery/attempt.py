@@ -24,7 +24,7 @@ class Attempt:
     blame: Blame
     status: int | None
     host: str
-    """`scheme://host:port`."""
+    """`scheme://host:port`; for a URL that was refused, the part that was."""
     address: str | None
     """The peer's address, `ip:port`; None when none was dialled."""
     elapsed: float

@@ -17,6 +17,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from threading import get_ident
 from types import TracebackType
 from typing import Any, Final, Self, cast
 
@@ -40,7 +41,7 @@ from gatepost.wire.request import request_head, static_head
 
 USER_AGENT: Final = "gatepost/0.1"
 URLS_MAX: Final = 16_384
-"""Checked URLs remembered, with the first lines of their requests; about 1 KiB each."""
+"""Checked URLs remembered, with the first lines of their requests; about 1 KiB each. The oldest goes first."""
 
 _log = logging.getLogger("gatepost.client")
 
@@ -79,12 +80,14 @@ class ClientStatistics:
     hosts: Mapping[str, HostStatistics]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Destination:
     """A URL that was checked once, and what is the same in every request to it."""
 
     target: Target
     static: str
+    host: Host
+    """The pool's record for it without a TLS profile."""
 
 
 class DispatchClient:
@@ -125,6 +128,7 @@ class DispatchClient:
         self._policies: dict[int, ClientPolicy] = {id(self.policy): self.policy}
         self._shed: dict[str, int] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0
         self._closed = False
         self._forks = _forks
         self.made_at: Final = traceback.extract_stack(limit=8)[:-1]
@@ -207,7 +211,8 @@ class DispatchClient:
         gated: bool,
         deduplicates: bool,
     ) -> Attempt:
-        if self._loop is not asyncio.get_running_loop() or self._closed or self._forks != _forks:
+        # One loop runs per thread, so these two say what get_running_loop() would, without its system call (Python 3.11).
+        if get_ident() != self._thread or not self.loop.is_running() or self._closed or self._forks != _forks:
             self._check_usable()
         body = payload if type(payload) is bytes else _serialise(payload)
         if policy is None:
@@ -221,12 +226,16 @@ class DispatchClient:
         if isinstance(destination, Denied):
             return self._denied(destination, url, endpoint_id, tenant)
         head = request_head(destination.static, content_type, len(body), headers)
+        target = destination.target
+        host = destination.host
         if tls is not None:
             self.contexts.get(tls)  # refuses unreadable certificates before anything is sent
-        target = destination.target
+            host = self.pool.host(target, tls)
+        elif host.dropped:
+            host = destination.host = self.pool.host(target, None)
         flight = Flight(
             self,
-            self.pool.host(target, tls),
+            host,
             head,
             body,
             policy=policy,
@@ -259,6 +268,7 @@ class DispatchClient:
             if sys.platform == "win32" and isinstance(loop, asyncio.ProactorEventLoop):
                 raise RuntimeError("a Proactor event loop has no readers: run on asyncio.SelectorEventLoop")
             self._loop = loop
+            self._thread = get_ident()
             _register(loop, self)
         elif self._loop is not loop:
             raise RuntimeError("this DispatchClient belongs to another event loop: construct one per loop")
@@ -282,7 +292,8 @@ class DispatchClient:
         if isinstance(checked, Denied):
             destination = checked
         else:
-            destination = _Destination(checked, static_head("POST", checked.target, checked.authority, USER_AGENT))
+            static = static_head("POST", checked.target, checked.authority, USER_AGENT)
+            destination = _Destination(checked, static, self.pool.host(checked, None))
         self._destinations[url] = destination
         if len(self._destinations) > URLS_MAX:
             self._destinations.popitem(last=False)

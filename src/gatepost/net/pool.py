@@ -45,7 +45,17 @@ class LeaseHolder(Protocol):
 class Host(HostLeases[Connection, LeaseHolder]):
     """What is known of `scheme://host:port` under one TLS profile."""
 
-    __slots__ = ("created_count", "generation", "key", "observed", "preferred_family", "reused_count", "target", "tls")
+    __slots__ = (
+        "created_count",
+        "dropped",
+        "generation",
+        "key",
+        "observed",
+        "preferred_family",
+        "reused_count",
+        "target",
+        "tls",
+    )
 
     def __init__(self, key: Hashable, target: Target, tls: TLSProfile | None) -> None:
         super().__init__()
@@ -58,6 +68,8 @@ class Host(HostLeases[Connection, LeaseHolder]):
         """(when, idle age) of the peer's closes."""
         self.preferred_family: int | None = None
         """The address family that worked last, when both were offered."""
+        self.dropped = False
+        """No longer the pool's record of this host: ask the pool for it again."""
         self.generation = 0
         """Raised by `forget`: connections of an earlier one are closed when they come back."""
 
@@ -218,8 +230,10 @@ class Pool:
         self._carry_out(self.leases.gone(host, connection))
 
     def _drop_unused(self) -> None:
-        for key in [key for key, host in self._hosts.items() if host.unused]:
-            del self._hosts[key]
+        for key, host in list(self._hosts.items()):
+            if host.unused:
+                host.dropped = True
+                del self._hosts[key]
 
 
 def _granting(holder: LeaseHolder, connection: Connection) -> Callable[[], None]:
