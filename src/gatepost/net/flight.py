@@ -231,6 +231,8 @@ class Flight:
 
     def on_resolved(self, found: Found) -> None:
         """The resolver answered."""
+        if self._ended:
+            return
         self._resolved(found, self._next(DNS))
 
     def _resolved(self, found: Found, now: float) -> None:
@@ -324,7 +326,10 @@ class Flight:
     def on_written(self) -> None:
         """The last request byte is with the kernel: the receiver's clock starts."""
         self._written = True
-        now = self._next(READ if self._early else WAIT_)
+        reader = self._reader
+        assert reader is not None
+        now = self._next(READ if reader.began else WAIT_)
+        self._early = self._early and reader.final_began  # a 100 Continue is no answer yet
         self._limit(self._policy.read_timeout, now)
 
     def on_write_failed(self, reason: Reason) -> None:
@@ -366,7 +371,7 @@ class Flight:
             return
         # Refused: nobody wants the rest of the body, and the rest of the answer has the receiver's clock.
         connection.stop_writing()
-        self._written = False
+        self._early = False
         self._limit(self._policy.read_timeout, self._next(READ))
 
     def on_end(self, reason: Reason | None) -> None:
@@ -419,7 +424,7 @@ class Flight:
             return
         head = reader.head
         assert head is not None
-        if self._early and not self._written and self._reused and 200 <= head.status < 300:
+        if self._early and self._reused and 200 <= head.status < 300:
             self._end(End.FAULT, Reason.RESPONSE_UNSOLICITED)
             return
         self._end(End.RESPONSE, _FAULT_REASON[reader.body_fault])
@@ -438,7 +443,7 @@ class Flight:
             self._end(End.RESPONSE, Reason.RESPONSE_TIMEOUT, lagged=lagged)
         elif self._write_fault is not None:
             self._end(End.FAULT, self._write_fault, lagged=lagged)
-        elif now >= self._deadline_at:
+        elif self._deadline_at <= min(self._phase_at, self._total_at):
             self._end(End.DEADLINE, Reason.DEADLINE_EXPIRED, lagged=lagged)
         elif self._phase_at <= self._total_at:
             self._end(End.LIMIT, self._limit_reason(), lagged=lagged)

@@ -92,6 +92,11 @@ class ResponseReader:
         return whole if len(whole) <= self._body_max else whole[: self._body_max]
 
     @property
+    def final_began(self) -> bool:
+        """Bytes of the final response arrived, not only interim ones."""
+        return self.head is not None or self._pending is not None or self.fault is not None
+
+    @property
     def reusable(self) -> bool:
         """The connection may serve another request as far as this response goes."""
         head = self.head
