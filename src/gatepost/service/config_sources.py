@@ -120,7 +120,7 @@ def _parse(setting: Setting, text: str) -> object:
         case Kind.LIST | Kind.SECRETS:
             return [part.strip() for part in text.split(",") if part.strip()]
         case Kind.PORTS:
-            if text in ("default", "strict"):
+            if text == "default":
                 return text
             return [_number(part.strip()) for part in text.split(",")]
         case Kind.FLAG:
@@ -175,10 +175,10 @@ def _checked(setting: Setting, value: object) -> object:
                 raise ValueError('write a list of texts, for example ["a", "b"]')
             return tuple(value)
         case Kind.PORTS:
-            if value in ("default", "strict"):
+            if value == "default":
                 return value
             if not isinstance(value, list) or not all(type(item) is int for item in value):
-                raise ValueError('write "default", "strict" or a list of ports, for example [443, 8443]')
+                raise ValueError('write "default" or a list of ports, for example [443, 8443]')
             return tuple(value)
         case never:
             assert_never(never)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Sequence
 from typing import Final, Literal, TextIO
 
 from gatepost.clock import SYSTEM_CLOCK, Clock
@@ -56,6 +57,16 @@ class Logs:
         if _LEVELS[level] >= self._level:
             stamp = self._stamp(self._clock.wall_us())
             self._writer.write(self._format.entry(stamp, level, event, message, fields))
+
+    def table(self, event: str, message: str, rows: Sequence[tuple[str, Value, str]]) -> None:
+        """Rows of name, value and source: one JSON line with all of them, or a line each for people."""
+        if isinstance(self._format, JsonFormat):
+            self.entry("info", event, message, **{name: value for name, value, _ in rows})
+            return
+        self.entry("info", event, message)
+        width = max((len(name) for name, _, _ in rows), default=0)
+        for name, value, source in rows:
+            self._writer.write(f"    {name:<{width}}  {value!s:<10} {source}".rstrip())
 
     def attempt(self, level: str, observation: AttemptObservation, decision: DeliveryObservation | None) -> None:
         """Write the line of one attempt."""

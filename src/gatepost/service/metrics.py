@@ -114,7 +114,8 @@ class Metrics:
         if observation.lagged:
             self.lagged += 1
 
-        host = self.hosts.of(observation.host, now)
+        # A refused destination has no host to speak of: its subject may be anything a user wrote.
+        host = self.hosts.of(observation.host, now) if outcome != "egress_denied" else self.hosts.other
         host.attempts[outcome] = host.attempts.get(outcome, 0) + 1
         stale = observation.stale_retry
         if stale:

@@ -33,7 +33,9 @@ GAUGES: Final[Mapping[str, str]] = {
     "gatepost_queue_outbox": "Published events not yet fanned out.",
     "gatepost_queue_oldest_due_age_seconds": "Age of the delivery that has been due for longest; 0 when none is.",
     "gatepost_store_size_bytes": "Size of the store.",
-    "gatepost_dns_pending": "Names being looked up.",
+    "gatepost_names_pending": "Names being looked up.",
+    "gatepost_admission_waiting": "Attempts waiting for an endpoint slot.",
+    "gatepost_pool_waiting": "Attempts waiting for a connection lease.",
     "gatepost_log_lines_dropped": "Log lines dropped because the output was too slow.",
 }
 """Every gauge read from elsewhere, and what it says."""

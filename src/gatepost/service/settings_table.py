@@ -27,7 +27,7 @@ class Kind(Enum):
     COUNT = auto()
     FLAG = auto()
     LIST = auto()  # TOML array of strings; comma-separated in the environment
-    PORTS = auto()  # "default", "strict", or a list of numbers
+    PORTS = auto()  # "default", or a list of numbers
     SECRET = auto()
     SECRETS = auto()
 
@@ -53,6 +53,8 @@ def _of_dataclass(section: str, of: type[Any], help_text: str) -> list[Setting]:
     hints = typing.get_type_hints(of)
     settings = []
     for field in fields(of):
+        if not field.init:
+            continue
         default = field.default if field.default is not MISSING else None
         settings.append(Setting(f"{section}.{field.name}", _kind(hints[field.name], field.name), default, help_text))
     return settings

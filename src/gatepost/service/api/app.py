@@ -1,0 +1,128 @@
+"""Puts the API together: routers, error answers, the OpenAPI document, and the hot routes in front.
+
+No CORS, no cookies, no interactive pages from other hosts: the API is for programs, and its document is at `/openapi.json`.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from gatepost.errors import GatepostError
+from gatepost.service.api import dead_letters, deliveries, endpoints, health, ingest, tenants
+from gatepost.service.api.context import Service
+from gatepost.service.api.problems import CODES, MEDIA_TYPE, Problem, problem_of
+
+log = logging.getLogger("gatepost.api")
+
+_TITLE = "Gatepost"
+_DESCRIPTION = (
+    "Publish events, manage endpoints, look into deliveries. Errors are problem+json (RFC 9457) with a stable `code`."
+)
+
+
+def create_api(service: Service) -> ingest.Ingest:
+    """The ASGI application over `service`."""
+    app = FastAPI(title=_TITLE, docs_url=None, redoc_url=None, openapi_url="/openapi.json")
+    app.state.service = service
+    for module in (endpoints, deliveries, dead_letters, tenants, health):
+        app.include_router(module.router)
+    app.add_exception_handler(Problem, _answer_problem)
+    app.add_exception_handler(GatepostError, _answer_error)
+    app.add_exception_handler(RequestValidationError, _answer_validation)
+    app.add_exception_handler(HTTPException, _answer_http)
+    app.add_exception_handler(Exception, _answer_fault)
+    document: dict[str, Any] = {}
+
+    def openapi() -> dict[str, Any]:
+        if not document:
+            document.update(_document(app))
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]  # the documented way to extend the document
+    return ingest.Ingest(service, app)
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    from importlib.metadata import version
+
+    document = get_openapi(title=_TITLE, version=version("gatepost"), description=_DESCRIPTION, routes=app.routes)
+    document["paths"] = {**ingest.PATHS, **document["paths"]}
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    schemas["Problem"] = {
+        "type": "object",
+        "required": ["type", "title", "status", "code", "detail"],
+        "properties": {
+            "type": {"type": "string"},
+            "title": {"type": "string"},
+            "status": {"type": "integer"},
+            "code": {"type": "string", "enum": list(CODES)},
+            "detail": {"type": "string"},
+        },
+    }
+    # The framework documents its own form of a validation error, which we never send.
+    for path in document["paths"].values():
+        for operation in path.values():
+            answers = operation["responses"]
+            if "422" in answers and MEDIA_TYPE not in answers["422"].get("content", {}):
+                answers["422"] = {
+                    "description": "A problem with a stable `code`.",
+                    "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+                }
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    document["security"] = [{"key": []}]
+    return document
+
+
+def _respond(problem: Problem) -> Response:
+    body, headers = problem.encode()
+    response = Response(body, problem.status)
+    response.raw_headers = headers
+    return response
+
+
+async def _answer_problem(_: Request, error: Exception) -> Response:
+    assert isinstance(error, Problem)
+    return _respond(error)
+
+
+async def _answer_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, GatepostError)
+    problem = problem_of(error)
+    if problem.code == "internal_error":
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return _respond(problem)
+
+
+async def _answer_validation(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    if any(fault["type"] == "json_invalid" for fault in error.errors()):
+        return _respond(Problem("invalid_json", "the body is not JSON"))
+    faults = [
+        {"field": ".".join(str(part) for part in fault["loc"][1:]) or "body", "message": fault["msg"]}
+        for fault in error.errors()
+    ]
+    detail = "; ".join(f"{fault['field']}: {fault['message']}" for fault in faults)
+    return _respond(Problem("invalid_request", detail, {"errors": faults}))
+
+
+async def _answer_http(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        return _respond(Problem("method_not_allowed", "this path takes other methods; see /openapi.json"))
+    if error.status_code == 404:
+        return _respond(Problem("not_found", "no such path; see /openapi.json"))
+    return _respond(Problem("invalid_json", str(error.detail)))
+
+
+async def _answer_fault(request: Request, error: Exception) -> Response:
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return _respond(Problem("internal_error", "see the log"))

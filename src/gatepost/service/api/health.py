@@ -1,0 +1,79 @@
+"""`/healthz`, `/readyz` and `/metrics`: what the platform around the service asks.
+
+`/healthz` says the process runs and touches nothing, so that a store's outage does not restart every process. `/readyz`
+asks each dependency, 250 ms each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import CollectorRegistry
+from starlette.responses import Response
+
+from gatepost.errors import GatepostError
+from gatepost.service.api.context import Service, ServiceDep, caller_of
+
+READY_TIMEOUT: Final = 0.25
+"""Seconds for each dependency."""
+
+router = APIRouter(tags=["operation"])
+
+
+@router.get("/healthz")
+async def healthz() -> dict[str, str]:
+    """The process answers."""
+    return {"status": "ok"}
+
+
+@router.get("/readyz", responses={503: {"description": "At least one check failed."}})
+async def readyz(service: ServiceDep) -> JSONResponse:
+    """Whether to send work here, and what each check found."""
+    checks: dict[str, dict[str, Any]] = {
+        "store": await _timed(service, service.store.ping),
+        "event_loop": {"ok": not service.lag.late, "p99_lag": round(service.lag.p99, 6)},
+        "accepting": {"ok": not service.draining},
+    }
+    ready = all(check["ok"] for check in checks.values())
+    return JSONResponse({"ready": ready, "checks": checks}, 200 if ready else 503)
+
+
+@router.get("/metrics", responses={200: {"content": {"text/plain": {}}}})
+async def metrics(request: Request, service: ServiceDep) -> Response:
+    """Prometheus or OpenMetrics text. With API keys, an admin's route unless `metrics.public` is set."""
+    if not service.metrics_public:
+        (await caller_of(request)).check_admin()
+    encode, content_type = choose_encoder(request.headers.get("accept", ""))
+    # Read on the loop, where the counters change; written in a thread, since a thousand series are milliseconds of text.
+    families = list(service.metrics.registry.collect())
+    body = await asyncio.to_thread(encode, _Read(families))
+    return Response(body, media_type=content_type)
+
+
+class _Read(CollectorRegistry):
+    """Families that were collected already."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        super().__init__(auto_describe=False)
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+async def _timed(service: Service, check: Callable[[], Awaitable[None]]) -> dict[str, Any]:
+    started = service.clock.monotonic()
+    try:
+        async with asyncio.timeout(READY_TIMEOUT):
+            await check()
+    except TimeoutError:
+        return {"ok": False, "error": f"no answer within {READY_TIMEOUT} s"}
+    except GatepostError as error:
+        return {"ok": False, "error": str(error)}
+    return {"ok": True, "seconds": round(service.clock.monotonic() - started, 6)}

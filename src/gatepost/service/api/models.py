@@ -1,0 +1,117 @@
+"""The JSON bodies the API takes, for checking and for the OpenAPI document. Unknown fields are refused.
+
+Events are not here: their route keeps the payload's exact bytes and reads them itself (`api.event_body`).
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Text = Annotated[str, Field(min_length=1, max_length=256)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Delay = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+StatusRule = Literal["delivered", "final", "disable", "retry", "slow"]
+
+
+class Body(BaseModel):
+    """What all bodies share."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class EndpointFields(Body):
+    """Fields of an endpoint that may change. Absent: as it is, or the default."""
+
+    url: Annotated[str, Field(min_length=1, max_length=2_048)] | None = None
+    event_types: Annotated[list[Text], Field(min_length=1, max_length=100)] | None = None
+    description: Annotated[str, Field(max_length=1_000)] | None = None
+    headers: dict[str, str] | None = Field(None, description="Extra request headers; replaces all of them.")
+    schedule: Annotated[list[Delay], Field(min_length=1, max_length=100)] | None = Field(
+        None, description="Seconds before each attempt, counted from the end of the previous one."
+    )
+    window: Seconds | None = Field(None, description="Seconds within which a delivery is tried.")
+    status_rules: dict[str, StatusRule] | None = Field(None, description='Status or class, such as "404" or "4xx".')
+    concurrency: Annotated[int, Field(ge=1, le=64)] | None = Field(None, description="Attempts in flight at once.")
+    rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None, description="Attempts started per second."
+    )
+    limits: dict[str, float] | None = Field(None, description="Limits of an attempt, such as read_timeout, in seconds.")
+    deduplicates: bool | None = Field(None, description="The receiver drops repeated webhook-ids.")
+
+
+class NewEndpoint(EndpointFields):
+    """A new endpoint."""
+
+    url: Annotated[str, Field(min_length=1, max_length=2_048)]
+    tenant: Text | None = None
+    secret: str | None = Field(None, description="whsec_…; made when absent, and shown once in the answer.")
+
+
+class Pause(Body):
+    """Why."""
+
+    reason: Annotated[str, Field(max_length=500)] = "paused by its owner"
+
+
+class Rotation(Body):
+    """How long the old secret signs beside the new one, in seconds."""
+
+    overlap: Annotated[float, Field(ge=0, le=7 * 86_400.0, allow_inf_nan=False)] = 86_400.0
+
+
+class LimitsBody(Body):
+    """What a tenant may use. Null: unlimited."""
+
+    events_per_second: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    bytes_per_second: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    backlog_rows: Annotated[int, Field(ge=0)] | None = None
+    endpoints: Annotated[int, Field(ge=0)] | None = None
+
+
+class NewTenant(Body):
+    """A tenant to create."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+    limits: LimitsBody = LimitsBody()
+
+
+class TenantChange(Body):
+    """New limits of a tenant, all of them."""
+
+    limits: LimitsBody
+
+
+class NewKey(Body):
+    """An API key to make."""
+
+    name: Text
+    tenant: Text | None = Field(None, description="Null: an admin key.")
+
+
+class DeliverySelection(Body):
+    """Which deliveries. At least an event, an endpoint, or (for an admin) a tenant."""
+
+    tenant: Text | None = None
+    endpoint_id: Text | None = None
+    event_id: Text | None = None
+
+
+class DeadSelection(Body):
+    """Which dead letters. All given conditions hold."""
+
+    tenant: Text | None = None
+    endpoint_id: Text | None = None
+    event_type: Text | None = None
+    why: Text | None = None
+    delivery_id: Text | None = None
+    died_from: datetime | None = None
+    died_before: datetime | None = None
+
+
+class DeadReplay(DeadSelection):
+    """Dead letters to deliver again, at most `rate` a second."""
+
+    rate: Annotated[float, Field(gt=0, le=10_000, allow_inf_nan=False)] = 50.0

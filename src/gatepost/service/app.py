@@ -1,0 +1,291 @@
+"""The composition root: settings in, a running service out, and a drain on the way down.
+
+`open_service` wires store, dispatcher, API and observers together and is what embedding code and tests use; `serve` adds the
+process around it: uvloop, signals, exit codes. Nothing else in the package constructs these parts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Final
+
+import uvicorn
+
+from gatepost.clock import SYSTEM_CLOCK, Clock
+from gatepost.delivery.policy import ClientPolicy
+from gatepost.delivery.records import Secret
+from gatepost.dispatch.dispatcher import Dispatcher, DispatcherSettings
+from gatepost.errors import ConfigurationError, GatepostError
+from gatepost.service.api.app import create_api
+from gatepost.service.api.auth import KeyRing, key_record
+from gatepost.service.api.context import Service
+from gatepost.service.config import Settings
+from gatepost.service.effective import (
+    check_bind,
+    idle_memory,
+    is_loopback,
+    limit_rows,
+    phase_limits,
+    warn_of_grace,
+)
+from gatepost.service.gauges import StoreSizes, watch_client, watch_process, watch_store
+from gatepost.service.logs import LogObserver, Logs
+from gatepost.service.loop_lag import LoopLag
+from gatepost.service.metrics import Metrics
+from gatepost.service.observers import Observers
+from gatepost.store.port import Registry
+from gatepost.telemetry import Observer
+
+EXIT_CLEAN: Final = 0
+EXIT_FAILED: Final = 1
+EXIT_CONFIGURATION: Final = 2
+CONFIGURED_KEY: Final = "security.admin_key"
+"""Name of the API key that comes from the configuration; it follows the configuration."""
+KEEP_ALIVE: Final = 75
+"""Seconds an idle API connection is kept: longer than the 60 of common load balancers, which must be the ones to close."""
+BACKLOG: Final = 2_048
+REQUESTS_GRACE: Final = 5
+"""Seconds that API requests in progress get at the end; a publish waits no longer than that for the store."""
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handlers: the drain is ours. Says when it listens."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, then say so."""
+        await super().startup(sockets)
+        self.listening.set()
+
+    def capture_signals(self) -> nullcontext[None]:  # type: ignore[override]  # wider than the generator it replaces
+        return nullcontext()
+
+
+@dataclass(slots=True)
+class Running:
+    """A service that accepts requests."""
+
+    service: Service
+    url: str
+    """Where the API listens."""
+    server: _Server
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        """The dispatcher behind it."""
+        return self.service.dispatcher
+
+
+@asynccontextmanager
+async def open_service(
+    settings: Settings,
+    *,
+    logs: Logs | None = None,
+    observer: Observer | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> AsyncIterator[Running]:
+    """A running service, drained and closed on the way out.
+
+    `observer` hears of everything beside metrics and log. Raises `ConfigurationError` for what must not start, `StoreError`
+    when the store cannot be opened.
+    """
+    phase_limits(settings.policy)
+    metrics = Metrics(hosts=settings.metrics.hosts, clock=clock)
+    metrics.limits = _limits(settings.policy)
+    observers: list[Observer] = [metrics]
+    if logs is not None:
+        observers.append(LogObserver(logs, attempts=settings.log.attempts))
+    if observer is not None:
+        observers.append(observer)
+    async with Dispatcher.open(
+        settings.database,
+        policy=settings.policy,
+        egress=settings.egress,
+        observer=Observers(*observers),
+        keys=[key.reveal() for key in settings.keys] or None,
+        run=True,
+        settings=_dispatcher_settings(settings),
+    ) as dispatcher:
+        store = dispatcher.store
+        await _configure_admin_key(store, settings.admin_key, clock)
+        loopback = is_loopback(settings.listen.host)
+        keys = KeyRing(store, clock, open_on_loopback=loopback)
+        await keys.refresh()
+        check_bind(settings.listen.host, has_keys=not keys.empty)
+        lag = LoopLag(clock)
+        service = Service(
+            dispatcher=dispatcher,
+            store=store,
+            keys=keys,
+            metrics=metrics,
+            lag=lag,
+            max_payload=settings.max_payload,
+            logs=logs,
+            metrics_public=settings.metrics.public,
+            clock=clock,
+        )
+        sizes = StoreSizes(store)
+        watch_client(metrics, dispatcher.client, settings.slots, clock)
+        watch_store(metrics, sizes)
+        watch_process(metrics, lag, logs)
+        listener = _listen(settings)
+        server = _Server(_server_config(service))
+        async with asyncio.TaskGroup() as tasks:
+            measuring = [
+                tasks.create_task(lag.run(), name="loop-lag"),
+                tasks.create_task(sizes.run(), name="store-sizes"),
+            ]
+            tasks.create_task(server.serve(sockets=[listener]), name="http")
+            try:
+                await server.listening.wait()
+                yield Running(service, _url_of(settings.listen.host, listener), server)
+            finally:
+                service.draining = True
+                server.should_exit = True
+                for task in measuring:
+                    task.cancel()
+                # No new requests, no new attempts: both at once, since each waits for its own.
+                await dispatcher.drain(settings.grace)
+
+
+def serve(settings: Settings, *, ready: Callable[[Running], None] | None = None) -> int:
+    """Run until SIGTERM or SIGINT, drain, and return the exit code. A second signal ends the process at once.
+
+    0: drained. 1: the store or the server failed. 2: configuration. `ready` is called once requests are accepted.
+    """
+    logs = Logs(settings.log.format, level=settings.log.level)
+    logs.take_over()
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_serve(settings, logs, ready))
+    except ConfigurationError as error:
+        logs.entry("error", "configuration", str(error))
+        return EXIT_CONFIGURATION
+    except (GatepostError, OSError) as error:
+        logs.entry("error", "failed", str(error))
+        return EXIT_FAILED
+    finally:
+        logs.close()
+    return EXIT_CLEAN
+
+
+async def _serve(settings: Settings, logs: Logs, ready: Callable[[Running], None] | None) -> None:
+    rows = [(row.name, row.value, row.source) for row in limit_rows(settings)]
+    logs.table("effective_policy", "limits in force", rows)
+    logs.entry("info", "connections", idle_memory(settings))
+    warning = warn_of_grace(settings)
+    if warning is not None:
+        logs.entry("warning", "configuration", warning)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _on_signal, number, stop, logs)
+    try:
+        async with open_service(settings, logs=logs) as running:
+            logs.entry("info", "listening", f"accepting requests at {running.url}", url=running.url, pid=os.getpid())
+            if ready is not None:
+                ready(running)
+            await stop.wait()
+            statistics = running.dispatcher.client.statistics()
+            logs.entry(
+                "info",
+                "draining",
+                "no new requests, no new attempts",
+                in_flight=statistics.in_flight,
+                grace_s=settings.grace,
+            )
+        logs.entry("info", "stopped", "everything settled")
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+def _on_signal(number: signal.Signals, stop: asyncio.Event, logs: Logs) -> None:
+    if stop.is_set():
+        # What is unsettled is attempted again after the next start: at least once, by design.
+        logs.entry("warning", "stopped", f"second {number.name}: leaving without settling")
+        logs.close()
+        os._exit(128 + number)
+    stop.set()
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+def _server_config(service: Service) -> uvicorn.Config:
+    return uvicorn.Config(
+        create_api(service),  # type: ignore[arg-type]  # plain ASGI in our own words
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE,
+        timeout_graceful_shutdown=REQUESTS_GRACE,
+        backlog=BACKLOG,
+    )
+
+
+def _listen(settings: Settings) -> socket.socket:
+    """The listening socket, opened by us so that port 0 and a taken port are ours to report."""
+    host, port = settings.listen.host, settings.listen.port
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigurationError(f"listen.host={host}: {error.strerror}; write an address of this machine") from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise ConfigurationError(
+            f"listen.host={host}, listen.port={port}: {error.strerror}; write a free port, or 0 for any"
+        ) from None
+    listener.setblocking(False)
+    return listener
+
+
+def _url_of(host: str, listener: socket.socket) -> str:
+    port = listener.getsockname()[1]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def _configure_admin_key(registry: Registry, key: Secret | None, clock: Clock) -> None:
+    """Make the configured key valid, and the one configured before it invalid. No configured key changes nothing."""
+    if key is None:
+        return
+    wanted = key_record(key.reveal(), tenant=None, name=CONFIGURED_KEY, now=clock.wall_us())
+    for known in await registry.api_keys():
+        if known.id == wanted.id:
+            return
+        if known.name == CONFIGURED_KEY:
+            await registry.delete_api_key(known.id)
+    await registry.put_api_key(wanted)
+
+
+def _limits(policy: ClientPolicy) -> dict[str, float]:
+    return {row.name: float(row.value) for row in policy.explain_rows()}
+
+
+def _dispatcher_settings(settings: Settings) -> DispatcherSettings:
+    return DispatcherSettings(slots=settings.slots)

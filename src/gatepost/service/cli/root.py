@@ -1,0 +1,66 @@
+"""Puts the commands together and turns errors into messages and exit codes. Commands that need much import it when called."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from gatepost.errors import ConfigurationError, GatepostError
+from gatepost.service.cli import bench, dead, deliveries, egress, endpoint, hostile, policy
+from gatepost.service.cli.output import NOT, USAGE
+from gatepost.service.cli.publish import publish
+from gatepost.service.cli.send import send
+from gatepost.service.cli.serve import demo, serve
+
+app = typer.Typer(
+    name="gatepost",
+    help="Deliver webhooks with bounded, classified outcomes.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.command()(serve)
+app.command()(demo)
+app.command()(send)
+app.command()(publish)
+app.add_typer(endpoint.app, name="endpoint")
+app.add_typer(deliveries.app, name="deliveries")
+app.add_typer(dead.app, name="dead")
+app.add_typer(egress.app, name="egress")
+app.add_typer(policy.app, name="policy")
+app.add_typer(hostile.app, name="hostile")
+app.add_typer(bench.app, name="bench")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"gatepost {version('gatepost')}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options of every command."""
+
+
+def run() -> None:
+    """Run a command; what a user can mend is a message, not a traceback."""
+    try:
+        app()
+    except ConfigurationError as error:
+        sys.stderr.write(f"gatepost: {error}\n")
+        sys.exit(USAGE)
+    except GatepostError as error:
+        sys.stderr.write(f"gatepost: {error}\n")
+        sys.exit(NOT)
+    except BrokenPipeError:
+        # The reader of our output has gone, as `head` does.
+        sys.stderr.close()
+        sys.exit(NOT)
