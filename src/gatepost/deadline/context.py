@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextvars import ContextVar, Token, copy_context
 from dataclasses import dataclass
@@ -98,7 +99,7 @@ def propagate(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-class _Scope:
+class _Scope(ABC):
     """What `deadline` and `shield` have in common: entering, leaving, cutting, and use as a decorator."""
 
     __slots__ = ("_cutter", "_deadline", "_name", "_paused", "_token")
@@ -108,15 +109,15 @@ class _Scope:
         self._deadline: Deadline | None = None
         self._token: Token[_Frame] | None = None
         self._cutter: _Cutter | None = None
-        self._paused: list[tuple[asyncio.Timeout, float]] = []
+        self._paused: list[tuple[_Cutter, float]] = []
 
+    @abstractmethod
     def _open(self, outer: _Frame) -> Deadline:
         """The deadline inside; says in subclasses what `outer` means for it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _again(self, name: str) -> _Scope:
         """A fresh scope of the same kind, for each call of a decorated function."""
-        raise NotImplementedError
 
     def __enter__(self) -> Deadline:
         self._refuse_second_use()
@@ -159,18 +160,17 @@ class _Scope:
     def _close(self) -> None:
         if self._cutter is not None:
             self._cutter.task = self._cutter.timeout = None
-        token, self._token = self._token, None
-        if token is not None:
-            try:
-                _frame.reset(token)
-            except ValueError:
-                # Left in another context than it was entered in, as generators do that a framework finishes elsewhere:
-                # this context never saw the scope, so there is nothing to put back.
-                pass
+        assert self._token is not None
+        try:
+            _frame.reset(self._token)
+        except ValueError:
+            # Left in another context than it was entered in, as generators do that a framework finishes elsewhere:
+            # this context never saw the scope, so there is nothing to put back.
+            pass
         paused, self._paused = self._paused, []
-        for timeout, when in paused:
-            # One whose time has come meanwhile cuts at the next await.
-            timeout.reschedule(when)
+        for cutter, when in paused:
+            if cutter.timeout is not None:  # else it ended before its shield did, in a generator left half way
+                cutter.timeout.reschedule(when)  # one whose time has come meanwhile cuts at the next await
 
     def _refuse_second_use(self) -> None:
         if self._deadline is not None:
@@ -206,13 +206,13 @@ class deadline(_Scope):  # noqa: N801 - used like a function, as `contextlib` an
     async with deadline(2.0): ...                     # also cuts: DeadlineExceeded at the end of the block
     @deadline(2.0)                                    # each call has 2 s; works for both kinds of function
     ```
-    Time counts from entering. Inside another scope the earlier limit holds. `clock` is for tests. Raises `ValueError` for
-    negative, NaN and infinite numbers.
+    Time counts from entering. Inside another scope the earlier limit holds. `clock` is for tests; without it the
+    surrounding scope's clock is used, else the system's. Raises `ValueError` for negative, NaN and infinite numbers.
     """
 
     __slots__ = ("_clock", "_limit")
 
-    def __init__(self, limit: float | Deadline, *, name: str = "", clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, limit: float | Deadline, *, name: str = "", clock: Clock | None = None) -> None:
         super().__init__(name)
         if not isinstance(limit, Deadline):
             check_seconds(limit)  # here, where the bad number stands, not where the scope is entered
@@ -222,7 +222,7 @@ class deadline(_Scope):  # noqa: N801 - used like a function, as `contextlib` an
     def _open(self, outer: _Frame) -> Deadline:
         limit = self._limit
         if not isinstance(limit, Deadline):
-            limit = Deadline.after(limit, name=self._name, clock=self._clock)
+            limit = Deadline.after(limit, name=self._name, clock=_clock_for(self._clock, outer))
         return limit.within(outer.deadline)
 
     def _again(self, name: str) -> deadline:
@@ -238,7 +238,7 @@ class shield(_Scope):  # noqa: N801 - as above
 
     __slots__ = ("_clock", "_max")
 
-    def __init__(self, max: float, *, name: str = "shield", clock: Clock = SYSTEM_CLOCK) -> None:  # noqa: A002
+    def __init__(self, max: float, *, name: str = "shield", clock: Clock | None = None) -> None:  # noqa: A002
         super().__init__(name)
         check_seconds(max)
         self._max = max
@@ -254,11 +254,17 @@ class shield(_Scope):  # noqa: N801 - as above
                     when = timeout.when()
                     if when is not None:
                         timeout.reschedule(None)
-                        self._paused.append((timeout, when))
-        return Deadline.after(self._max, name=self._name, clock=self._clock)
+                        self._paused.append((cutter, when))
+        return Deadline.after(self._max, name=self._name, clock=_clock_for(self._clock, outer))
 
     def _again(self, name: str) -> shield:
         return shield(self._max, name=name, clock=self._clock)
+
+
+def _clock_for(given: Clock | None, outer: _Frame) -> Clock:
+    if given is not None:
+        return given
+    return SYSTEM_CLOCK if outer.deadline is None else outer.deadline.clock
 
 
 def _current_task() -> asyncio.Task[Any] | None:
