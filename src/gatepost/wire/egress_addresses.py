@@ -18,7 +18,7 @@ from gatepost.wire.egress_tables import DENY_IPV4, DENY_IPV6, IPV6_ONLY_INSIDE, 
 from gatepost.wire.reasons import Reason
 
 VERDICTS_MAX: Final = 16_384
-"""Cached verdicts, about 4 MiB: more than a process has sockets open."""
+"""Cached verdicts, at most 16 MiB if all are refusals: as many as `serve` has sockets open."""
 
 _TABLES: Final = {
     version: tuple((parse_network(cidr), reason, entry) for cidr, reason, entry in table)
