@@ -225,7 +225,7 @@ class DispatchClient:
         now = self.clock.monotonic()
         if isinstance(destination, Denied):
             return self._denied(destination, url, endpoint_id, tenant)
-        head = request_head(destination.static, content_type, len(body), headers)
+        head = request_head(destination.static, USER_AGENT, content_type, len(body), headers)
         target = destination.target
         host = destination.host
         if tls is not None:
@@ -292,7 +292,7 @@ class DispatchClient:
         if isinstance(checked, Denied):
             destination = checked
         else:
-            static = static_head("POST", checked.target, checked.authority, USER_AGENT)
+            static = static_head("POST", checked.target, checked.authority)
             destination = _Destination(checked, static, self.pool.host(checked, None))
         self._destinations[url] = destination
         if len(self._destinations) > URLS_MAX:
