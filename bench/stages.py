@@ -63,7 +63,7 @@ class StageProfiler:
 
     def _look(self, here: FrameType | None) -> None:
         main = threading.main_thread().ident
-        for ident, frame in sys._current_frames().items():
+        for ident, frame in sys._current_frames().items():  # noqa: SLF001 - documented for debuggers, such as this
             try:
                 entry = self._clocks.get(ident)
                 clock = entry[0] if entry is not None else time.pthread_getcpuclockid(ident)

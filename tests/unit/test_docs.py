@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -62,3 +64,14 @@ def test_the_makefile_targets_named_in_the_docs_exist() -> None:
     assert named & {"demo", "test"} == {"demo", "test"}
     words = {"it", "a", "the", "sure", "them"}
     assert named - targets - words == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_python_in_the_docs_compiles_and_imports_what_exists(page: Path) -> None:
+    """A reader copies the first block; it must at least be today's Gatepost."""
+    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+        tree = ast.parse(block)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("gatepost"):
+                module = import_module(str(node.module))
+                assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
