@@ -10,10 +10,10 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import uvicorn
 
@@ -41,6 +41,8 @@ from gatepost.service.metrics import Metrics
 from gatepost.service.observers import Observers
 from gatepost.store.port import Registry
 from gatepost.telemetry import Observer
+
+Result = TypeVar("Result")
 
 EXIT_CLEAN: Final = 0
 EXIT_FAILED: Final = 1
@@ -77,7 +79,8 @@ class Running:
     service: Service
     url: str
     """Where the API listens."""
-    server: _Server
+    serving: asyncio.Task[None]
+    """Ends early only when the HTTP server fails."""
 
     @property
     def dispatcher(self) -> Dispatcher:
@@ -139,22 +142,24 @@ async def open_service(
         watch_process(metrics, lag, logs)
         listener = _listen(settings)
         server = _Server(_server_config(service))
-        async with asyncio.TaskGroup() as tasks:
-            measuring = [
-                tasks.create_task(lag.run(), name="loop-lag"),
-                tasks.create_task(sizes.run(), name="store-sizes"),
-            ]
-            tasks.create_task(server.serve(sockets=[listener]), name="http")
-            try:
-                await server.listening.wait()
-                yield Running(service, _url_of(settings.listen.host, listener), server)
-            finally:
-                service.draining = True
-                server.should_exit = True
-                for task in measuring:
-                    task.cancel()
-                # No new requests, no new attempts: both at once, since each waits for its own.
-                await dispatcher.drain(settings.grace)
+        # Tasks of our own, not a group: a group would wrap whatever the caller's block raises.
+        background = [_start(lag.run(), "loop-lag"), _start(sizes.run(), "store-sizes")]
+        serving = _start(server.serve(sockets=[listener]), "http")
+        listening = _start(server.listening.wait(), "http-start")
+        try:
+            await asyncio.wait({serving, listening}, return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                await serving  # raises what ended it
+                raise StoreError("the HTTP server ended before it listened")
+            yield Running(service, _url_of(settings.listen.host, listener), serving)
+        finally:
+            service.draining = True
+            server.should_exit = True
+            for task in (*background, listening):
+                task.cancel()
+            # No new requests, no new attempts: both at once, since each waits for its own.
+            await asyncio.gather(dispatcher.drain(settings.grace), serving)
+            await asyncio.gather(*background, listening, return_exceptions=True)
 
 
 def serve(settings: Settings, *, ready: Callable[[Running], None] | None = None) -> int:
@@ -194,7 +199,9 @@ async def _serve(settings: Settings, logs: Logs, ready: Callable[[Running], None
             logs.entry("info", "listening", f"accepting requests at {running.url}", url=running.url, pid=os.getpid())
             if ready is not None:
                 ready(running)
-            await stop.wait()
+            stopping = _start(stop.wait(), "stop")
+            await asyncio.wait({stopping, running.serving}, return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
             statistics = running.dispatcher.client.statistics()
             logs.entry(
                 "info",
@@ -207,6 +214,10 @@ async def _serve(settings: Settings, logs: Logs, ready: Callable[[Running], None
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+
+
+def _start(work: Coroutine[Any, Any, Result], name: str) -> asyncio.Task[Result]:
+    return asyncio.get_running_loop().create_task(work, name=name)  # every caller here ends it
 
 
 def _on_signal(number: signal.Signals, stop: asyncio.Event, logs: Logs) -> None:
@@ -229,7 +240,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 def _server_config(service: Service) -> uvicorn.Config:
     return uvicorn.Config(
-        create_api(service),  # type: ignore[arg-type]  # plain ASGI in our own words
+        create_api(service),
         http="httptools",
         ws="none",
         lifespan="off",

@@ -128,7 +128,8 @@ class ConsoleFormat:
     def entry(self, stamp: str, level: str, event: str, message: str, fields: Mapping[str, Value]) -> str:
         """A line with its message first."""
         pairs = "".join(f" {name}={_plain(str(value))}" for name, value in fields.items() if value is not None)
-        return f"{stamp[11:23]} {_LEVELS.get(level, level)} {event} {message}{pairs}"
+        shown = message if message.isprintable() else quote(message)
+        return f"{stamp[11:23]} {_LEVELS.get(level, level)} {event} {shown}{pairs}"
 
 
 def _flag(value: bool) -> str:

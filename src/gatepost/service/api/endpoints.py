@@ -111,7 +111,7 @@ async def rotate_secret(
 
 
 @router.post("/{endpoint_id}/test")
-async def test_endpoint(service: ServiceDep, caller: CallerDep, endpoint_id: str) -> dict[str, Any]:
+async def send_test_event(service: ServiceDep, caller: CallerDep, endpoint_id: str) -> dict[str, Any]:
     """Send one signed test event now, outside the queue, and say how the attempt ended."""
     await owned_endpoint(service, caller, endpoint_id)
     attempt = await service.dispatcher.endpoints.test(endpoint_id)

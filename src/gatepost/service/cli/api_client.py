@@ -63,24 +63,33 @@ class ApiClient:
     ) -> Answer:
         """The service's answer, whatever its status. `body`: a value to be sent as JSON, or bytes of JSON as they are."""
         kept = {name: str(value) for name, value in (query or {}).items() if value is not None}
-        target = self._prefix + path + ("?" + urlencode(kept) if kept else "")
-        sent = dict(self._headers)
+        target = path + ("?" + urlencode(kept) if kept else "")
+        sent = dict(headers or {})
         data: bytes | None = None
         if body is not None:
             data = body if isinstance(body, bytes) else json.dumps(body).encode()
             sent["content-type"] = "application/json"
-        sent.update(headers or {})
-        try:
-            self._connection.request(method, target, data, sent)
-            response = self._connection.getresponse()
-            raw = response.read()
-        except (OSError, http.client.HTTPException) as error:
-            fail(f"no service at {self._url} ({error}); start it with `gatepost serve`, or set GATEPOST_URL", NOT)
+        status, raw = self._exchange(method, target, data, sent)
         try:
             document = json.loads(raw) if raw else None
         except ValueError:
-            fail(f"{self._url} answered {response.status} with something that is not JSON; is it Gatepost?", NOT)
-        return Answer(response.status, document)
+            fail(f"{self._url} answered {status} with something that is not JSON; is it Gatepost?", NOT)
+        return Answer(status, document)
+
+    def text(self, path: str) -> str:
+        """A page that is not JSON, such as the metrics."""
+        status, raw = self._exchange("GET", path, None, {"accept": "text/plain"})
+        if status != 200:
+            fail(f"{self._url}{path} answered {status}", NOT)
+        return raw.decode()
+
+    def _exchange(self, method: str, target: str, data: bytes | None, headers: Mapping[str, str]) -> tuple[int, bytes]:
+        try:
+            self._connection.request(method, self._prefix + target, data, {**self._headers, **headers})
+            response = self._connection.getresponse()
+            return response.status, response.read()
+        except (OSError, http.client.HTTPException) as error:
+            fail(f"no service at {self._url} ({error}); start it with `gatepost serve`, or set GATEPOST_URL", NOT)
 
     def call(
         self,

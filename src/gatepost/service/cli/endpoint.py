@@ -143,8 +143,10 @@ def rotate(
     _print_with_secret(answer, as_json)
 
 
-@app.command()
-def test(endpoint_id: Id, url: UrlOption = DEFAULT_URL, api_key: KeyOption = None, as_json: JsonFlag = False) -> None:
+@app.command("test")
+def send_test(
+    endpoint_id: Id, url: UrlOption = DEFAULT_URL, api_key: KeyOption = None, as_json: JsonFlag = False
+) -> None:
     """Send one signed test event now; exit 0 when delivered, 1 when not."""
     attempt = _client(url, api_key).call("POST", _path(endpoint_id, "/test"))
     if as_json:

@@ -1,0 +1,255 @@
+"""Metrics: the fixed names, bounded labels, sums that agree, and a text that Prometheus can read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from gatepost.service.histogram import BOUNDS
+from gatepost.service.host_labels import MEMBERSHIP_MIN, OTHER, REBALANCE_INTERVAL, HostLabels, ReuseWindow
+from gatepost.service.metrics import Metrics
+from gatepost.service.metrics_exposition import GAUGES
+from gatepost.telemetry import AttemptObservation, DeliveryObservation, OperationalObservation
+from gatepost.testing.virtual import VirtualClock
+
+Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def attempt(
+    host: str = "https://a.example:443",
+    outcome: str = "response",
+    *,
+    reused: bool = True,
+    stale_retry: bool = False,
+    phases: Mapping[str, float] | None = None,
+    safety: str = "pointless",
+    status: int | None = 200,
+    body_fault: str | None = None,
+) -> AttemptObservation:
+    """One observation."""
+    return AttemptObservation(
+        outcome=outcome,
+        delivered=outcome == "response",
+        phase="read",
+        reason="ok",
+        retry_safety=safety,
+        blame="endpoint",
+        status=status,
+        host=host,
+        endpoint_id=None,
+        tenant=None,
+        address=None,
+        elapsed=0.03,
+        phases=phases or {"pool": 0.0, "write": 0.0001, "wait": 0.02, "read": 0.0004},
+        reused=reused,
+        stale_retry=stale_retry,
+        bytes_sent=100,
+        body_fault=body_fault,
+        lagged=False,
+    )
+
+
+def read(metrics: Metrics) -> Samples:
+    """What a scrape says, by sample name and labels."""
+    families = text_string_to_metric_families(generate_latest(metrics.registry).decode())
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def value(samples: Samples, name: str, **labels: str) -> float:
+    """One sample."""
+    return samples[name, frozenset(labels.items())]
+
+
+def test_the_seeds_names_stand_as_given() -> None:
+    """Dashboards and alerts of the field use them; a prefix would break each of them."""
+    metrics = Metrics(clock=VirtualClock())
+    metrics.watch("pool_connections_in_use", lambda: 3)
+    metrics.watch("pool_connections_idle", lambda: 5)
+    metrics.attempt_finished(attempt())
+    metrics.attempt_finished(attempt(reused=False, phases={"connect": 0.01, "wait": 0.02}))
+    metrics.attempt_finished(
+        attempt(outcome="shed", reused=False, phases={"admission": 1.0}, status=None, safety="safe")
+    )
+    samples = read(metrics)
+    host = "https://a.example:443"
+    assert value(samples, "delivery_phase_duration_seconds_count", phase="wait", outcome="response") == 2
+    assert value(samples, "delivery_phase_duration_seconds_sum", phase="admission", outcome="shed") == 1.0
+    assert value(samples, "pool_connections_in_use") == 3
+    assert value(samples, "pool_connections_idle") == 5
+    assert value(samples, "connection_reuse_ratio", host=host) == 0.5
+    assert value(samples, "deliveries_shed_total", host=host) == 1
+
+
+def test_all_other_names_begin_with_ours() -> None:
+    """A process that embeds Gatepost has metrics of its own."""
+    metrics = Metrics(clock=VirtualClock())
+    for name in GAUGES:
+        metrics.watch(name, lambda: 1)
+    metrics.attempt_finished(attempt(body_fault="timeout", stale_retry=True, safety="ambiguous"))
+    fixed = {
+        "delivery_phase_duration_seconds",
+        "pool_connections_in_use",
+        "pool_connections_idle",
+        "connection_reuse_ratio",
+        "deliveries_shed",
+    }
+    for family in text_string_to_metric_families(generate_latest(metrics.registry).decode()):
+        assert family.name in fixed or family.name.startswith("gatepost_"), family.name
+        assert family.documentation, family.name
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.0004, 0.0005, 0.3, 2.0, 30.0, 31.0])
+def test_buckets_are_cumulative_and_include_their_bound(seconds: float) -> None:
+    """An off-by-one in a bucket is a wrong percentile for ever."""
+    metrics = Metrics(clock=VirtualClock())
+    metrics.attempt_finished(attempt(phases={"wait": seconds}))
+    samples = read(metrics)
+    for bound in BOUNDS:
+        count = value(
+            samples, "delivery_phase_duration_seconds_bucket", phase="wait", outcome="response", le=str(bound)
+        )
+        assert count == (seconds <= bound), bound
+    infinite = value(samples, "delivery_phase_duration_seconds_bucket", phase="wait", outcome="response", le="+Inf")
+    assert infinite == 1
+
+
+def test_ambiguous_outcomes_are_counted_apart() -> None:
+    """After a read timeout the receiver may have acted: a different question than "did it fail"."""
+    metrics = Metrics(clock=VirtualClock())
+    metrics.attempt_finished(attempt(outcome="read_timeout", safety="ambiguous", status=None))
+    metrics.attempt_finished(attempt(outcome="connect_timeout", safety="safe", status=None))
+    samples = read(metrics)
+    assert value(samples, "gatepost_attempts_ambiguous_total", outcome="read_timeout") == 1
+    assert ("gatepost_attempts_ambiguous_total", frozenset({("outcome", "connect_timeout")})) not in samples
+    assert (
+        value(samples, "gatepost_attempts_total", outcome="read_timeout", retry_safety="ambiguous", blame="endpoint")
+        == 1
+    )
+
+
+def test_decisions_dead_letters_and_events_are_counted() -> None:
+    """What the dispatcher did with outcomes matters more to owners than the outcomes."""
+    metrics = Metrics(clock=VirtualClock())
+    for decision, why in (("retry_at", "timeout"), ("dead_letter", "attempts_exhausted"), ("complete", "delivered")):
+        metrics.delivery_decided(DeliveryObservation("e", "d", "p", "t", "x", 1, decision, why, None, 0.01, attempt()))
+    metrics.operational(OperationalObservation("endpoint_disabled", "410"))
+    metrics.count_ingest("accepted", 3)
+    samples = read(metrics)
+    assert value(samples, "gatepost_decisions_total", decision="retry_at", why="timeout") == 1
+    assert value(samples, "gatepost_dead_letters_total", why="attempts_exhausted") == 1
+    assert value(samples, "gatepost_operational_events_total", kind="endpoint_disabled") == 1
+    assert value(samples, "gatepost_events_ingested_total", answer="accepted") == 3
+    assert value(samples, "gatepost_delivery_wait_seconds_count") == 3
+
+
+def test_a_stale_retry_counts_as_an_opened_connection() -> None:
+    """The answer came over a fresh one; counting it as reused would hide a peer with a short idle limit."""
+    metrics = Metrics(clock=VirtualClock())
+    metrics.attempt_finished(attempt(stale_retry=True))
+    samples = read(metrics)
+    assert value(samples, "gatepost_stale_retries_total") == 1
+    assert value(samples, "gatepost_connections_opened_total") == 1
+    assert value(samples, "gatepost_connections_reused_total") == 0
+
+
+def test_a_refused_destination_gets_no_host_label() -> None:
+    """Its "host" is whatever someone typed."""
+    metrics = Metrics(clock=VirtualClock())
+    metrics.attempt_finished(attempt(host="address 10.0.0.7", outcome="egress_denied", reused=False, phases={}))
+    assert not metrics.hosts.is_member("address 10.0.0.7")
+    assert value(read(metrics), "gatepost_host_attempts_total", host=OTHER, outcome="egress_denied") == 1
+
+
+def test_hosts_beyond_the_bound_are_other_and_the_sums_hold() -> None:
+    """Ten thousand customers must not become ten thousand series, and nothing may get lost."""
+    metrics = Metrics(hosts=3, clock=VirtualClock())
+    for number in range(10):
+        for _ in range(number + 1):
+            metrics.attempt_finished(attempt(f"https://h{number}.example:443", reused=False, phases={"connect": 0.1}))
+    samples = read(metrics)
+    hosts = {dict(labels)["host"] for name, labels in samples if name == "gatepost_host_connections_opened_total"}
+    assert hosts == {"https://h0.example:443", "https://h1.example:443", "https://h2.example:443", OTHER}
+    total = sum(v for (name, _), v in samples.items() if name == "gatepost_host_connections_opened_total")
+    assert total == value(samples, "gatepost_connections_opened_total") == 55
+
+
+def test_membership_is_sticky_for_an_hour_and_other_never_falls() -> None:
+    """A series that comes and goes breaks every rate over it; a counter that falls looks like a restart."""
+    labels = HostLabels(2, now=0.0)
+    for host in ("a", "b"):
+        labels.of(host, 0.0).opened += 1
+    for _ in range(50):
+        labels.of("busy", 1.0).opened += 1
+    labels.rebalance(REBALANCE_INTERVAL)
+    assert labels.is_member("a")
+    assert labels.is_member("b")
+    before = labels.other.opened
+    assert before == 50
+    for _ in range(50):
+        labels.of("busy", MEMBERSHIP_MIN).opened += 1
+    labels.of("a", MEMBERSHIP_MIN)
+    labels.rebalance(MEMBERSHIP_MIN + REBALANCE_INTERVAL)
+    assert labels.is_member("busy")
+    assert labels.is_member("a")
+    assert not labels.is_member("b")
+    labels.of("busy", MEMBERSHIP_MIN + 61).opened += 1
+    assert labels.other.opened == before + 50
+    assert len(labels.all()) == 3
+
+
+def test_a_quieter_outsider_does_not_replace_a_member() -> None:
+    """Otherwise labels would rotate among equals each minute."""
+    labels = HostLabels(1, now=0.0)
+    for _ in range(10):
+        labels.of("steady", 0.0)
+    for _ in range(10):
+        labels.of("other", MEMBERSHIP_MIN)
+    labels.rebalance(MEMBERSHIP_MIN + 1)
+    assert labels.is_member("steady")
+
+
+def test_candidates_are_bounded_and_a_busy_one_survives_the_crowd() -> None:
+    """The memory for hosts without a label must not grow with the number of customers."""
+    labels = HostLabels(2, now=0.0)
+    for host in ("a", "b"):
+        labels.of(host, 0.0)
+    for number in range(2_000):
+        labels.of(f"crowd{number}", 1.0)
+        labels.of("busy", 1.0)
+    labels.rebalance(MEMBERSHIP_MIN)
+    assert labels.is_member("busy")
+
+
+def test_the_reuse_ratio_forgets_after_five_minutes() -> None:
+    """It is an early warning: last week's handshakes must not hide today's."""
+    window = ReuseWindow()
+    assert window.ratio(0.0) is None
+    for _ in range(3):
+        window.add(0.0, False)
+    window.add(10.0, True)
+    assert window.ratio(20.0) == 0.25
+    window.add(299.0, True)
+    assert window.ratio(299.0) == 0.4
+    assert window.ratio(400.0) == 1.0
+    assert window.ratio(1_000.0) is None
+    window.add(3_600.0, False)
+    assert window.ratio(3_600.0) == 0.0
+
+
+def test_a_registry_of_the_callers_is_used_and_the_default_one_left_alone() -> None:
+    """Embedding applications expose one registry, theirs."""
+    registry = CollectorRegistry()
+    metrics = Metrics(registry=registry, clock=VirtualClock())
+    assert metrics.registry is registry
+    assert b"gatepost_build_info" in generate_latest(registry)
+    from prometheus_client import REGISTRY
+
+    names: Iterable[str] = (family.name for family in REGISTRY.collect())
+    assert not any(name.startswith("gatepost") for name in names)
