@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import struct
 from typing import Final, Protocol
 
 from gatepost.net.faults import stream_reason
@@ -17,6 +18,7 @@ from gatepost.net.tls_stream import WRITE_SIZE, TlsStream
 from gatepost.wire.reasons import Reason
 
 RECEIVE_SIZE: Final = 65_536
+_RESET: Final = struct.pack("ii", 1, 0)
 
 
 class ConnectionUser(Protocol):
@@ -63,6 +65,7 @@ class Connection:
         "_sealed_plain",
         "_sock",
         "_tls",
+        "_unfinished",
         "_writing",
         "address",
         "bytes_sent",
@@ -93,6 +96,8 @@ class Connection:
         """Ciphertext not yet handed over."""
         self._sealed_plain = 0
         """Request bytes in it."""
+        self._unfinished = False
+        """A request was begun and not wholly handed over."""
         self.address = address
         """The peer's address without the port."""
         self.keeper = keeper
@@ -141,7 +146,7 @@ class Connection:
             done = tls.handshake(data)
         except ssl.SSLError as error:
             self._flush_alert(tls)
-            self._end(tls_reason(error))
+            self._end(tls_reason(error, data))
             return
         if not self._send_now(tls.outgoing()):
             return
@@ -162,6 +167,7 @@ class Connection:
     def write(self, head: bytes, body: bytes) -> None:
         """Send a request; `on_written` or `on_write_failed` of the user follows, possibly before this returns."""
         self.bytes_sent = 0
+        self._unfinished = True
         if len(body) <= WRITE_SIZE:
             data = head + body
             if self._tls is None:
@@ -175,6 +181,7 @@ class Connection:
                     return
                 self.bytes_sent = sent
                 if sent == len(data):
+                    self._unfinished = False
                     assert self.user is not None
                     self.user.on_written()
                     return
@@ -223,8 +230,10 @@ class Connection:
             self._write_failed(error)
             return
         self._stop_writer()
-        if not self._handshaking and self.user is not None:
-            self.user.on_written()
+        if self._unfinished:
+            self._unfinished = False
+            if self.user is not None:
+                self.user.on_written()
 
     def _send_sealed(self) -> None:
         """Send ciphertext; the plaintext in it counts as sent with its last byte, all but the first byte of it."""
@@ -338,9 +347,18 @@ class Connection:
             self._loop.remove_reader(self._sock.fileno())
 
     def close(self) -> None:
-        """Close at once; repeating it does nothing. No lingering: what is unsent is of no use."""
+        """Close at once; repeating it does nothing.
+
+        A request cut in the middle ends in a reset: half of it is of no use to the peer, and without one the kernel would
+        keep megabytes for a peer that never reads.
+        """
         if self.closed:
             return
+        if self._unfinished:
+            try:
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            except OSError:  # the peer was faster
+                pass
         self.closed = True
         self.user = None
         self._rest = []

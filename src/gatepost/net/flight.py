@@ -515,6 +515,7 @@ class Flight:
         client = self._client
         client.flights.discard(self)
         now = self._mark
+        self._spent.setdefault(self.phase, 0.0)  # an early answer may end in a phase that took no time
         reader = self._reader
         connection = self._connection
         if end is End.RESPONSE:

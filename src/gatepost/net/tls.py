@@ -149,6 +149,7 @@ _BY_OPENSSL_REASON: Final = {
     "PACKET_LENGTH_TOO_LONG": Reason.TLS_NOT_TLS,
     "RECORD_LAYER_FAILURE": Reason.TLS_NOT_TLS,
     "TLSV1_ALERT_NO_APPLICATION_PROTOCOL": Reason.TLS_NO_HTTP1,
+    "NO_APPLICATION_PROTOCOL": Reason.TLS_NO_HTTP1,
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": Reason.TLS_CLIENT_CERT_REQUIRED,
     "TLSV1_ALERT_UNKNOWN_CA": Reason.TLS_CLIENT_CERT_REJECTED,
     "SSLV3_ALERT_BAD_CERTIFICATE": Reason.TLS_CLIENT_CERT_REJECTED,
@@ -160,10 +161,17 @@ _BY_OPENSSL_REASON: Final = {
 }
 
 
-def tls_reason(error: ssl.SSLError) -> Reason:
-    """The class of a TLS failure, by code and never by text."""
+_ALERT_RECORD: Final = b"\x15\x03"
+_NO_APPLICATION_PROTOCOL: Final = 120
+"""RFC 7301 section 3.2. Python has no name for this alert, so it is read from the record."""
+
+
+def tls_reason(error: ssl.SSLError, received: bytes = b"") -> Reason:
+    """The class of a TLS failure, by code and never by text. `received` is what the peer sent last."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return _BY_VERIFY_CODE.get(error.verify_code, Reason.TLS_CERT_INVALID)
     if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
         return Reason.TLS_CONNECTION_CLOSED
+    if error.reason is None and received[-7:-5] == _ALERT_RECORD and received[-1] == _NO_APPLICATION_PROTOCOL:
+        return Reason.TLS_NO_HTTP1
     return _BY_OPENSSL_REASON.get(error.reason, Reason.TLS_HANDSHAKE_FAILURE)
