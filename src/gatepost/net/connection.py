@@ -10,12 +10,18 @@ import asyncio
 import socket
 import ssl
 import struct
+import sys
+from array import array
 from typing import Final, Protocol
 
 from gatepost.net.faults import stream_reason
 from gatepost.net.tls import tls_reason
 from gatepost.net.tls_stream import WRITE_SIZE, TlsStream
 from gatepost.wire.reasons import Reason
+
+if sys.platform != "win32":
+    import fcntl
+    import termios
 
 RECEIVE_SIZE: Final = 65_536
 _RESET: Final = struct.pack("ii", 1, 0)
@@ -349,12 +355,12 @@ class Connection:
     def close(self) -> None:
         """Close at once; repeating it does nothing.
 
-        A request cut in the middle ends in a reset: half of it is of no use to the peer, and without one the kernel would
-        keep megabytes for a peer that never reads.
+        With bytes that the peer has not taken, it ends in a reset: half a request is of no use to it, and the kernel would
+        keep megabytes, and the FIN behind them, for a peer that never reads.
         """
         if self.closed:
             return
-        if self._unfinished:
+        if self._unfinished or _unacknowledged(self._sock):
             try:
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             except OSError:  # the peer was faster
@@ -366,3 +372,13 @@ class Connection:
         self._stop_writer()
         self._stop_reader()
         self._sock.close()
+
+
+def _unacknowledged(sock: socket.socket) -> int:
+    """Bytes in the kernel's send queue (SIOCOUTQ, which has the number of TIOCOUTQ); 0 where the system cannot say."""
+    buffer = array("i", [0])
+    try:
+        fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, buffer)
+    except OSError:
+        return 0
+    return buffer[0]

@@ -172,6 +172,6 @@ def tls_reason(error: ssl.SSLError, received: bytes = b"") -> Reason:
         return _BY_VERIFY_CODE.get(error.verify_code, Reason.TLS_CERT_INVALID)
     if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
         return Reason.TLS_CONNECTION_CLOSED
-    if error.reason is None and received[-7:-5] == _ALERT_RECORD and received[-1] == _NO_APPLICATION_PROTOCOL:
+    if not error.reason and received[-7:-5] == _ALERT_RECORD and received[-1] == _NO_APPLICATION_PROTOCOL:
         return Reason.TLS_NO_HTTP1
     return _BY_OPENSSL_REASON.get(error.reason, Reason.TLS_HANDSHAKE_FAILURE)
