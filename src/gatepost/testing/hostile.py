@@ -93,11 +93,11 @@ class HostileServer:
         self._port = port
         self._listener: socket.socket | None = None
         self._fillers: list[socket.socket] = []
-        self._task: asyncio.Task[None] | None = None
+        self._retry: asyncio.TimerHandle | None = None
+        self._open: dict[socket.socket, None] = {}
+        self._players: set[asyncio.Task[None]] = set()
         self.connections = 0
         """Connections accepted so far."""
-        self.open_connections = 0
-        """Connections not yet closed on this side; it closes soon after the client does."""
         self.requests: deque[Request] = deque(maxlen=REQUESTS_KEPT)
         """The newest requests, each as far as its behaviour read it."""
         self.request_count = 0
@@ -121,6 +121,11 @@ class HostileServer:
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"{scheme}://{host}:{self._port}/"
 
+    @property
+    def open_connections(self) -> int:
+        """Connections not yet closed on this side; it closes soon after the client does."""
+        return len(self._open)
+
     async def __aenter__(self) -> Self:
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         self._listener = listener = socket.socket(family, socket.SOCK_STREAM)
@@ -134,7 +139,7 @@ class HostileServer:
             listener.listen(LISTEN_BACKLOG if self.behaviour.accepts else 0)
             self._port = int(listener.getsockname()[1])
             if self.behaviour.accepts:
-                self._task = asyncio.create_task(self._accept(listener), name=repr(self))  # noqa: TID251  # ended in __aexit__
+                asyncio.get_running_loop().add_reader(listener, self._accept, listener)
             else:
                 await self._fill_backlog(family)
         except BaseException:
@@ -145,15 +150,18 @@ class HostileServer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            if self._task is not None:
-                self._task.cancel()
-                try:
-                    await self._task
-                except asyncio.CancelledError:
-                    pass
-        finally:
-            self._close_sockets()
+        players = tuple(self._players)
+        self._close_sockets()
+        for player in players:
+            player.cancel()
+        ends = await asyncio.gather(*players, return_exceptions=True)
+        for sock in self._open:  # of players cancelled before their first step
+            sock.close()
+        self._open.clear()
+        # A behaviour that failed in itself is a bug that must not look like a fault of the client.
+        bugs = [end for end in ends if isinstance(end, Exception)]
+        if bugs:
+            raise ExceptionGroup(f"behaviour {self.behaviour.name} failed", bugs)
 
     async def wait_disconnected(self, timeout: float = 2.0) -> None:
         """Wait until the client has closed every connection; raises `TimeoutError` when it has not after `timeout` seconds."""
@@ -163,24 +171,31 @@ class HostileServer:
                 raise TimeoutError(f"{self.open_connections} connections still open after {timeout} s")
             await asyncio.sleep(0.001)
 
-    async def _accept(self, listener: socket.socket) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        async with asyncio.TaskGroup() as players:
-            while True:
-                try:
-                    sock, _ = await loop.sock_accept(listener)
-                except OSError as error:
-                    if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ECONNABORTED):
-                        raise
-                    await asyncio.sleep(
-                        WATCH_INTERVAL
-                    )  # the next accept finds a free descriptor, or another connection
-                    continue
-                sock.setblocking(False)
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self.connections += 1
-                self.open_connections += 1
-                players.create_task(self._play(sock))
+        try:
+            sock, _ = listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            # The listener stays readable: look again when some connection may have ended.
+            loop.remove_reader(listener)
+            self._retry = loop.call_later(WATCH_INTERVAL, loop.add_reader, listener, self._accept, listener)
+            return
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.connections += 1
+        self._open[sock] = None
+        player = loop.create_task(self._play(sock), name=repr(self))  # ended in __aexit__
+        self._players.add(player)
+        player.add_done_callback(self._forget_player)
+
+    def _forget_player(self, player: asyncio.Task[None]) -> None:
+        # One that failed stays, for __aexit__ to tell.
+        if player.cancelled() or player.exception() is None:
+            self._players.discard(player)
 
     async def _play(self, sock: socket.socket) -> None:
         peer = Peer(sock, self._record, self._context)
@@ -196,7 +211,7 @@ class HostileServer:
         finally:
             peer.close()
             self.bytes_seen += peer.bytes_seen
-            self.open_connections -= 1
+            self._open.pop(sock, None)
 
     def _record(self, request: Request) -> None:
         self.request_count += 1
@@ -218,11 +233,15 @@ class HostileServer:
         )
 
     def _close_sockets(self) -> None:
-        for sock in (*self._fillers, self._listener):
-            if sock is not None:
-                sock.close()
+        if self._retry is not None:
+            self._retry.cancel()
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
+            self._listener.close()
+            self._listener = None
+        for filler in self._fillers:
+            filler.close()
         self._fillers.clear()
-        self._listener = None
 
 
 def find_behaviour(name: str) -> Behaviour:

@@ -41,7 +41,8 @@ BLACK_HOLE: Final = Behaviour(
     "read_timeout · wait · wait_timeout",
 )
 async def silence(peer: Peer, seconds: float) -> None:
-    await peer.drain()
+    while True:
+        await peer.read_request()
 
 
 @CATALOGUE.add(
@@ -119,7 +120,7 @@ async def reset_mid_request(peer: Peer, seconds: float) -> None:
 @CATALOGUE.add(
     "close-mid-head",
     "closes in the middle of the response head",
-    "transport_error · read · connection_closed",
+    "transport_error · read · response_incomplete",
 )
 async def close_mid_head(peer: Peer, seconds: float) -> None:
     await peer.read_request()

@@ -147,7 +147,7 @@ async def endless_chunks(peer: Peer, seconds: float) -> None:
 @CATALOGUE.add(
     "endless-trailers",
     "ends its chunks and then sends trailer lines for ever",
-    "response · read · response_headers_too_large: delivered, body fault protocol",
+    "response · read · response_protocol_error: delivered, body fault protocol",
 )
 async def endless_trailers(peer: Peer, seconds: float) -> None:
     await peer.read_request()
