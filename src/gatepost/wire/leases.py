@@ -215,8 +215,12 @@ class Leases(Generic[C, W]):
 
     def _starved_came_first(self, host: HostLeases[C, W]) -> bool:
         for other in self._starved:
-            return other is not host and _first_order(other) < _first_order(host)
+            return other is not host and self._next_order(other) < self._next_order(host)
         return False
+
+    def _next_order(self, host: HostLeases[C, W]) -> int:
+        """When the waiter came that would be served next: it alone is comparable, others may have to let it go first."""
+        return next(iter(host.queues[self._next_party(host)].values()))
 
     def _hand_on(self, host: HostLeases[C, W]) -> Sequence[Grant[C, W] | Open[W] | Close[C]]:
         """Slots or a place at `host` came free: open for whoever waited longest for that."""
@@ -236,14 +240,16 @@ class Leases(Generic[C, W]):
                 starved[other] = None
         return commands
 
+    def _next_party(self, host: HostLeases[C, W]) -> Hashable:
+        fair = self.per_host_max / 2
+        for party in host.queues:  # at most two parties can hold half
+            if host.held.get(party, 0) < fair:
+                return party
+        return next(iter(host.queues))
+
     def _next_waiter(self, host: HostLeases[C, W]) -> tuple[W, Hashable]:
         queues = host.queues
-        fair = self.per_host_max / 2
-        party = next(iter(queues))
-        for candidate in queues:  # at most two parties can hold half
-            if host.held.get(candidate, 0) < fair:
-                party = candidate
-                break
+        party = self._next_party(host)
         queue = queues[party]
         waiter, _ = queue.popitem(last=False)
         host.waiting -= 1
@@ -254,10 +260,3 @@ class Leases(Generic[C, W]):
         if not host.waiting:
             self._starved.pop(host, None)
         return waiter, party
-
-
-def _first_order(host: HostLeases[C, W]) -> int:
-    for queue in host.queues.values():
-        for order in queue.values():
-            return order
-    raise AssertionError("a starved host has a waiter")
