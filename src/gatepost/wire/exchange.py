@@ -7,6 +7,7 @@ may serve again. `net.flight` feeds it.
 
 from __future__ import annotations
 
+import re
 from enum import Enum, auto
 from typing import Final
 
@@ -20,6 +21,9 @@ LEADING_LINES_MAX: Final = 8
 FRAMING_PER_BODY_BYTE: Final = 16
 """Chunk framing tolerated per body byte, on top of `head_bytes_max`: one-byte chunks cost 6. Bounds endless trailers."""
 
+_EMPTY_LINES = re.compile(rb"(?:\r?\n)*")
+_LAST_NEWLINES: Final = 4
+"""Bytes of line ends at the end of a chunked response: of the last chunk or trailer, and of the empty line."""
 _CHUNKED_HEAD: Final = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
@@ -47,6 +51,8 @@ class ResponseReader:
         "_head_bytes",
         "_head_max",
         "_interim_max",
+        "_leading",
+        "_newlines",
         "_parts",
         "_pending",
         "_state",
@@ -67,6 +73,8 @@ class ResponseReader:
         self._state = _HEAD
         self._pending: bytearray | None = None
         self._head_bytes = 0
+        self._leading = 0
+        self._newlines = 0
         self._parts: list[bytes] = []
         self._chunk_parser: httptools.HttpResponseParser | None = None
         self._framing = 0
@@ -107,7 +115,9 @@ class ResponseReader:
         self.began = True
         state = self._state
         if state is _HEAD:
-            self._feed_head(data)
+            rest = self._feed_head(data)
+            while rest:  # behind an interim response; no recursion, there may be thousands in one segment
+                rest = self._feed_head(rest)
         elif state is _LENGTH:
             self._feed_length(data)
         elif state is _CHUNKED:
@@ -135,75 +145,71 @@ class ResponseReader:
 
     # ------------------------------------------------------------------------------------------------ heads
 
-    def _feed_head(self, data: bytes) -> None:
+    def _feed_head(self, data: bytes) -> bytes:
+        """Read one head, or less; returns what follows an interim one."""
         pending = self._pending
         if pending is not None:
             searched = len(pending)
             pending += data
             end = find_head_end(pending, searched - 3)
             if end < 0:
-                self._check_partial(pending)
-                return
+                return self._check_partial(pending)
             data = bytes(pending)
             self._pending = None
         else:
             end = data.find(b"\r\n\r\n") + 4
             head = known_head(data[:end])
             if head is not None and self._head_bytes + end <= self._head_max:
-                self._take_head(head, data, end)
-                return
+                return self._take_head(head, data, end)
             end = find_head_end(data, 0)
             if end < 0:
                 self._pending = bytearray(data)
-                self._check_partial(self._pending)
-                return
+                return self._check_partial(self._pending)
         if data[0] in b"\r\n":
-            self._skip_empty_lines(data)
-            return
+            return self._skip_empty_lines(data)
         if self._head_bytes + end > self._head_max:
-            self._fail(Reason.RESPONSE_HEADERS_TOO_LARGE)
-            return
+            return self._fail(Reason.RESPONSE_HEADERS_TOO_LARGE)
         parsed = parse_head(data[:end])
         if isinstance(parsed, Reason):
-            self._fail(parsed)
-        else:
-            self._take_head(parsed, data, end)
+            return self._fail(parsed)
+        return self._take_head(parsed, data, end)
 
-    def _take_head(self, head: Head, data: bytes, end: int) -> None:
+    def _take_head(self, head: Head, data: bytes, end: int) -> bytes:
         rest = data[end:] if end < len(data) else b""
         if head.status < 200:
-            self._interim(head, end, rest)
-        else:
-            self._final(head, rest)
+            return self._interim(head, end, rest)
+        self._final(head, rest)
+        return b""
 
-    def _check_partial(self, pending: bytearray) -> None:
+    def _check_partial(self, pending: bytearray) -> bytes:
         if self._head_bytes + len(pending) > self._head_max:
-            self._fail(Reason.RESPONSE_HEADERS_TOO_LARGE)
-        elif pending[0] not in b"\r\n" and not starts_like_head(pending):
-            self._fail(Reason.RESPONSE_PROTOCOL_ERROR)
-        elif pending[0] in b"\r\n" and len(pending) > LEADING_LINES_MAX:
-            self._pending = None
-            self._skip_empty_lines(bytes(pending))
+            return self._fail(Reason.RESPONSE_HEADERS_TOO_LARGE)
+        if pending[0] in b"\r\n":
+            if len(pending) > LEADING_LINES_MAX:
+                self._pending = None
+                return self._skip_empty_lines(bytes(pending))
+        elif not starts_like_head(pending):
+            return self._fail(Reason.RESPONSE_PROTOCOL_ERROR)
+        return b""
 
-    def _skip_empty_lines(self, data: bytes) -> None:
-        stripped = data.lstrip(b"\r\n")
-        skipped = len(data) - len(stripped)
+    def _skip_empty_lines(self, data: bytes) -> bytes:
+        match = _EMPTY_LINES.match(data)
+        skipped = 0 if match is None else match.end()
+        self._leading += skipped
         self._head_bytes += skipped
-        if self._head_bytes > LEADING_LINES_MAX:
-            self._fail(Reason.RESPONSE_PROTOCOL_ERROR)
-        elif stripped:
-            self._feed_head(stripped)
+        rest = data[skipped:]
+        if self._leading > LEADING_LINES_MAX or (rest[:1] == b"\r" and len(rest) > 1):
+            return self._fail(Reason.RESPONSE_PROTOCOL_ERROR)
+        return rest
 
-    def _interim(self, head: Head, size: int, rest: bytes) -> None:
+    def _interim(self, head: Head, size: int, rest: bytes) -> bytes:
         self._head_bytes += size
         if head.status == 101:
-            self._fail(Reason.RESPONSE_UPGRADE)
-            return
+            return self._fail(Reason.RESPONSE_UPGRADE)
         self.interim_count += 1
         if self.interim_count > self._interim_max:
-            self._fail(Reason.RESPONSE_TOO_MANY_INTERIM)
-        elif rest:
-            self._feed_head(rest)
+            return self._fail(Reason.RESPONSE_TOO_MANY_INTERIM)
+        return rest
 
     def _final(self, head: Head, rest: bytes) -> None:
         self.head = head
@@ -252,16 +258,23 @@ class ResponseReader:
         before = self.body_bytes
         try:
             self._chunk_parser.feed_data(data)
-        except httptools.HttpParserError:
-            # Behind a complete body this is surplus, before it the framing is broken.
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            # Behind a complete body this is surplus (a 101, for example), before it the framing is broken.
             if self.done:
                 self.surplus = True
             else:
                 self._finish(BodyFault.PROTOCOL)
-            return
-        self._framing += len(data) - (self.body_bytes - before)
-        if not self.done and self._framing > self._head_max + FRAMING_PER_BODY_BYTE * self.body_bytes:
-            self._finish(BodyFault.PROTOCOL)
+        else:
+            newlines = len(data) - len(data.rstrip(b"\r\n"))
+            self._newlines = newlines + (self._newlines if newlines == len(data) else 0)
+            self._framing += len(data) - (self.body_bytes - before)
+            if self.done:
+                # llhttp passes over line ends between messages in silence.
+                self.surplus = self.surplus or self._newlines > _LAST_NEWLINES
+            elif self._framing > self._head_max + FRAMING_PER_BODY_BYTE * self.body_bytes:
+                self._finish(BodyFault.PROTOCOL)
+        if self.done:
+            self._chunk_parser = None  # it refers to us: without this only the garbage collector frees both
 
     def on_message_begin(self) -> None:
         """Called by llhttp; a second message is surplus."""
@@ -285,8 +298,9 @@ class ResponseReader:
         self.body_fault = fault
         self.done = True
 
-    def _fail(self, reason: Reason) -> None:
+    def _fail(self, reason: Reason) -> bytes:
         self._state = _DONE
         self._pending = None
         self.fault = reason
         self.done = True
+        return b""
