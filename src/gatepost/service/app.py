@@ -150,7 +150,7 @@ async def open_service(
             await asyncio.wait({serving, listening}, return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
                 await serving  # raises what ended it
-                raise StoreError("the HTTP server ended before it listened")
+                raise GatepostError("the HTTP server ended before it listened")
             yield Running(service, _url_of(settings.listen.host, listener), serving)
         finally:
             service.draining = True

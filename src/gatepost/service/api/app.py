@@ -102,8 +102,10 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     return _respond(problem)
 
 
-async def _answer_validation(_: Request, error: Exception) -> Response:
+async def _answer_validation(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
+    if isinstance(error.body, bytes) and "json" not in request.headers.get("content-type", ""):
+        return _respond(Problem("invalid_request", "send the body with the header `Content-Type: application/json`"))
     if any(fault["type"] == "json_invalid" for fault in error.errors()):
         return _respond(Problem("invalid_json", "the body is not JSON"))
     faults = [
@@ -123,6 +125,6 @@ async def _answer_http(_: Request, error: Exception) -> Response:
     return _respond(Problem("invalid_json", str(error.detail)))
 
 
-async def _answer_fault(request: Request, error: Exception) -> Response:
-    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+async def _answer_fault(_: Request, __: Exception) -> Response:
+    # The framework raises it again after this answer, and the server logs it with its traceback.
     return _respond(Problem("internal_error", "see the log"))
