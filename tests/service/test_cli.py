@@ -1,0 +1,273 @@
+"""The command line: what it prints for people and programs, and its three exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from gatepost.service.cli.root import app
+from gatepost.testing.receiver_process import ReceiverProcess
+from tests.service.served import PATIENCE, Served, served
+
+CASES = Path(__file__).parents[1] / "data" / "egress.json"
+LOOPBACK = ("--allow-http", "--allow-cidr", "127.0.0.0/8")
+
+
+def run(*arguments: str, stdin: str | None = None) -> Result:
+    """One command, in this process."""
+    return CliRunner().invoke(app, list(arguments), input=stdin)
+
+
+def lines_of(result: Result, code: int = 0) -> list[Any]:
+    """The JSON lines a command printed."""
+    assert result.exit_code == code, result.output
+    assert result.stdout.isascii()
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_egress_check_answers_the_whole_corpus_line_by_line() -> None:
+    """The fixed contract that outside checks rely on: cases in, verdicts out, in order."""
+    cases = [case for case in json.loads(CASES.read_text())["cases"] if case["stage"] in ("url", "dns")]
+    fields = ("url", "host", "dns_answers", "dns_sequence", "cname_chain", "policy")
+    stdin = "".join(json.dumps({name: case[name] for name in fields if name in case}) + "\n" for case in cases)
+    verdicts = lines_of(run("egress", "check", "--jsonl", stdin=stdin))
+    assert len(verdicts) == len(cases) > 250
+    for case, verdict in zip(cases, verdicts, strict=True):
+        assert verdict == {"verdict": case["expect"], "reason": case["reason_code"]}, case["id"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "verdict"),
+    [
+        (("https://hooks.example.com/in",), 0, ("allow", "ok")),
+        (("https://hooks.example.com/", "--answers", "93.184.216.34"), 0, ("allow", "ok")),
+        (("https://hooks.example.com/", "--answers", "93.184.216.34,10.0.0.1"), 1, ("deny", "dns_mixed_answers")),
+        (("https://hooks.example.com/", "--answers", ""), 1, ("deny", "dns_no_address")),
+        (("http://hooks.example.com/",), 1, ("deny", "scheme_not_allowed")),
+        (("http://127.0.0.1:8080/", *LOOPBACK), 0, ("allow", "ok")),
+        (("https://localhost/", "--resolve", "--allow-cidr", "127.0.0.0/8"), 1, ("deny", "host_special_use")),
+    ],
+)
+def test_egress_check_of_one_url(arguments: tuple[str, ...], code: int, verdict: tuple[str, str]) -> None:
+    """0 allowed, 1 denied; the text names the rule and the remedy."""
+    (answer,) = lines_of(run("egress", "check", *arguments, "--json"), code)
+    assert (answer["verdict"], answer["reason"]) == verdict
+    plain = run("egress", "check", *arguments)
+    assert plain.exit_code == code
+    assert plain.stdout.startswith(f"{verdict[0]} ({verdict[1]})")
+
+
+def test_egress_check_misuse_exits_2_and_keeps_the_order_of_lines() -> None:
+    """A pipeline that pairs input and output by line number must not slip by one."""
+    result = run("egress", "check", "--jsonl", stdin='nonsense\n{"url": "https://a.example.com/"}\n{"port": 1}\n[]\n')
+    first, second, third, fourth = lines_of(result, 2)
+    assert "error" in first
+    assert second == {"verdict": "allow", "reason": "ok"}
+    assert "error" in third
+    assert "error" in fourth
+    assert run("egress", "check").exit_code == 2
+    assert run("egress", "check", "https://a.example.com/", "--jsonl").exit_code == 2
+
+
+@pytest.fixture(scope="module")
+def receiver() -> Iterator[ReceiverProcess]:
+    """A good receiver in a process of its own."""
+    with ReceiverProcess() as process:
+        yield process
+
+
+def test_send_prints_the_attempt_and_exits_by_delivery(receiver: ReceiverProcess, tmp_path: Path) -> None:
+    """The first command anyone tries: it must say in which phase and why."""
+    body = tmp_path / "body.json"
+    body.write_text('{"a": 1}')
+    url = receiver.urls[0]
+    (attempt,) = lines_of(run("send", f"{url}/ok", "--data", f"@{body}", *LOOPBACK, "--json"))
+    assert (attempt["outcome"], attempt["delivered"], attempt["status"]) == ("response", True, 200)
+    assert attempt["bytes_sent"] > len('{"a": 1}')
+    assert attempt["phases"]["wait"] > 0
+    (attempt,) = lines_of(run("send", f"{url}/status/503", *LOOPBACK, "--json"), 1)
+    assert (attempt["status"], attempt["retry_safety"]) == (503, "safe")
+    limits = ("--policy", "read_timeout=0.9", "--policy", "connect_timeout=0.3")
+    (attempt,) = lines_of(run("send", f"{url}/slow/5", *LOOPBACK, *limits, "--json"), 1)
+    assert (attempt["outcome"], attempt["phase"], attempt["retry_safety"]) == ("read_timeout", "wait", "ambiguous")
+    plain = run("send", f"{url}/ok", *LOOPBACK)
+    assert plain.exit_code == 0
+    assert "delivered" in plain.stdout
+
+
+def test_send_refuses_before_sending_what_is_wrong() -> None:
+    """Exit 1 is "not delivered"; a typing error is 2 and names the fields there are."""
+    (attempt,) = lines_of(run("send", "https://10.0.0.7/", "--json"), 1)
+    assert (attempt["outcome"], attempt["reason"]) == ("egress_denied", "addr_private")
+    for arguments in (
+        ("--policy", "read_timout=3"),
+        ("--policy", "read_timeout=-1"),
+        ("--header", "no colon"),
+        ("--header", "Host: x"),
+        ("--data", "@/nowhere/file"),
+        ("--secret", "short"),
+        ("--allow-cidr", "nonsense"),
+    ):
+        ended = subprocess.run(
+            [sys.executable, "-m", "gatepost.service.cli", "send", "https://hooks.example.com/", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+        assert ended.returncode == 2, (arguments, ended)
+        assert "Traceback" not in ended.stderr, ended.stderr
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A running service for the commands that talk to one."""
+    with served(tmp_path_factory.mktemp("service")) as process:
+        yield process
+
+
+def ask(service: Served, *arguments: str, code: int = 0) -> list[Any]:
+    """The JSON lines of a command against the service."""
+    return lines_of(run(*arguments, "--url", service.url, "--json"), code)
+
+
+def until(service: Served, *arguments: str, holds: Callable[[list[Any]], bool]) -> list[Any]:
+    """The command's answer once it is as expected."""
+    give_up = time.monotonic() + PATIENCE
+    while not holds(answer := ask(service, *arguments)):
+        assert time.monotonic() < give_up, answer
+        time.sleep(0.02)
+    return answer
+
+
+def test_the_commands_cover_an_endpoints_life(service: Served, receiver: ReceiverProcess) -> None:
+    """Everything the README does with curl must work without it."""
+    (endpoint,) = ask(
+        service,
+        *("endpoint", "create", f"{receiver.urls[0]}/ok", "--type", "cli.*", "--header", "X-A: b"),
+        *("--limit", "read_timeout=1.9", "--status-rule", "404=final", "--schedule", "0,1"),
+    )
+    name = endpoint["id"]
+    assert endpoint["secret"].startswith("whsec_")
+    (tested,) = ask(service, "endpoint", "test", name)
+    assert tested["delivered"] is True
+    (receipt,) = ask(service, "publish", "cli.test", "--data", '{"exact":  1}')
+    assert receipt["deliveries"] == 1
+    listing = ("deliveries", "list", "--event", receipt["event_id"])
+    (delivery,) = until(service, *listing, holds=lambda items: items[0]["state"] == "delivered")
+    (attempt,) = ask(service, "deliveries", "attempts", delivery["id"])
+    assert attempt["status"] == 200
+    assert ask(service, "deliveries", "show", delivery["id"])[0]["attempts"] == 1
+    ask(service, "endpoint", "pause", name)
+    (waiting,) = ask(service, "publish", "cli.test", "--data", "not json at all")
+    assert ask(service, "deliveries", "cancel", "--event", waiting["event_id"]) == [{"cancelled": 1}]
+    ask(service, "endpoint", "resume", name)
+    (changed,) = ask(service, "endpoint", "update", name, "--description", "by hand")
+    assert changed["description"] == "by hand"
+    (rotated,) = ask(service, "endpoint", "rotate", name, "--overlap", "5")
+    assert rotated["secret"] != endpoint["secret"]
+    assert name in {item["id"] for item in ask(service, "endpoint", "list")}
+    assert run("endpoint", "delete", name, "--url", service.url).exit_code == 0
+    assert run("endpoint", "show", name, "--url", service.url).exit_code == 1
+
+
+def test_dead_letters_are_listed_replayed_and_purged(service: Served, receiver: ReceiverProcess) -> None:
+    """At 3 a.m. this is the command that matters."""
+    (endpoint,) = ask(
+        service, "endpoint", "create", f"{receiver.urls[0]}/status/500", "--type", "dead.*", "--schedule", "0"
+    )
+    ask(service, "publish", "dead.test")
+    listing = ("dead", "list", "--endpoint", endpoint["id"])
+    letters = until(service, *listing, holds=bool)
+    assert letters[0]["status"] == 500
+    assert ask(service, "dead", "replay", "--endpoint", endpoint["id"]) == [{"replayed": 1}]
+    until(service, *listing, holds=bool)
+    assert ask(service, "dead", "purge", "--endpoint", endpoint["id"]) == [{"purged": 1}]
+    assert run("dead", "purge", "--url", service.url).exit_code == 2
+    assert run("dead", "replay", "--url", service.url).exit_code == 2
+
+
+def test_publishing_straight_into_the_database_reaches_the_dispatcher(
+    service: Served, receiver: ReceiverProcess
+) -> None:
+    """Cron jobs on the same machine publish without HTTP, from their own process."""
+    (endpoint,) = ask(service, "endpoint", "create", f"{receiver.urls[0]}/outbox", "--type", "outbox.*")
+    (receipt,) = lines_of(run("publish", "outbox.test", "--db", service.database, "--json"))
+    assert receipt["deliveries"] is None
+    listing = ("deliveries", "list", "--endpoint", endpoint["id"])
+    deliveries = until(service, *listing, holds=lambda items: [item["state"] for item in items] == ["delivered"])
+    assert deliveries[0]["event_id"] == receipt["event_id"]
+
+
+def test_a_service_that_is_not_there_is_said_in_one_line() -> None:
+    """The commonest mistake deserves the clearest answer."""
+    result = run("endpoint", "list", "--url", "http://127.0.0.1:1")
+    assert result.exit_code == 1
+    assert "start it with `gatepost serve`" in result.stderr
+    assert run("endpoint", "list", "--url", "nonsense").exit_code == 2
+
+
+def test_policy_commands_say_who_set_what(tmp_path: Path) -> None:
+    """ "Why is it 12 seconds" must have an answer without reading code."""
+    config = tmp_path / "gatepost.toml"
+    config.write_text("[policy]\nread_timeout = 12\n")
+    (shown,) = lines_of(run("policy", "show", "--config", str(config), "--json"))
+    assert shown["policy.read_timeout"] == 12.0
+    assert shown["phase wait"] == 12.0
+    (explained,) = lines_of(run("policy", "explain", "--config", str(config), "--json"))
+    (row,) = (row for row in explained if row["limit"] == "policy.read_timeout")
+    assert "beats built-in 10.0" in row["source"]
+    assert str(config) in row["source"]
+
+
+def test_hostile_behaviours_are_listed_and_run() -> None:
+    """`gatepost hostile` is for users who test clients of their own."""
+    (behaviours,) = lines_of(run("hostile", "list", "--json"))
+    assert {"silence", "drip-body", "early-413-close"} <= {one["name"] for one in behaviours}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gatepost.service.cli", "hostile", "run", "ok", "--json"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    with process:
+        url = json.loads(process.stdout.readline())["url"]
+        (attempt,) = lines_of(run("send", url, *LOOPBACK, "--json"))
+        assert attempt["delivered"] is True
+        process.terminate()
+    assert process.returncode == 0
+
+
+def test_without_the_extra_the_command_says_what_to_install(tmp_path: Path) -> None:
+    """`pip install gatepost` puts the script on the path; it must not answer with a traceback."""
+    block = tmp_path / "block.py"
+    block.write_text(
+        "import sys\n"
+        "class Block:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in ('typer', 'rich', 'fastapi', 'uvicorn'):\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Block())\n"
+        "from gatepost.service.cli import main\n"
+        "main()\n"
+    )
+    ended = subprocess.run([sys.executable, str(block)], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert ended.returncode == 2
+    assert "pip install 'gatepost[server]'" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_help_and_version_answer() -> None:
+    """Every command must at least explain itself."""
+    for command in ("serve", "demo", "send", "publish", "endpoint", "deliveries", "dead", "egress", "policy", "bench"):
+        assert run(command, "--help").exit_code == 0, command
+    assert run("--version").stdout.startswith("gatepost ")
+    assert run("nonsense").exit_code == 2
