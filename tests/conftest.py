@@ -1,15 +1,31 @@
-"""Runs `async def` tests, each on a fresh event loop; a coroutine or task left behind is an error like any warning."""
+"""Runs `async def` tests, each on a fresh event loop; a coroutine or task left behind is an error like any warning.
+
+`GATEPOST_TEST_LOOP=uvloop` runs them on uvloop, as production does.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import os
+from collections.abc import Callable
 from typing import Final
 
 import pytest
 
 TEST_LIMIT: Final = 60.0
 """Seconds after which a hanging test is ended: generous, since the machine is shared."""
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    if os.environ.get("GATEPOST_TEST_LOOP", "asyncio") != "uvloop":
+        return None
+    import uvloop
+
+    return uvloop.new_event_loop
+
+
+LOOP_FACTORY: Final = _loop_factory()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -24,6 +40,6 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         async with asyncio.timeout(TEST_LIMIT):
             await test(**arguments)
 
-    with asyncio.Runner() as runner:
+    with asyncio.Runner(loop_factory=LOOP_FACTORY) as runner:
         runner.run(bounded())
     return True
