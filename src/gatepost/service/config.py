@@ -147,7 +147,7 @@ def open_files_limit(raise_it: bool = False) -> int:
 def _slots_and_connections(given: Mapping[str, Given], files: int) -> tuple[int, int]:
     """Two limits, one file table: half of the open files may be connections, and every slot needs one."""
     slots = _get(given, "dispatch.slots")
-    connections = _get(given, "policy.max_connections") if "policy.max_connections" in given else None
+    connections = _get(given, "policy.max_connections")
     possible = max(1, files // 2)
     if connections is not None and connections > possible:
         raise ConfigurationError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from enum import Enum, auto
 from typing import Any, Final
@@ -48,15 +49,59 @@ class Setting:
         return PREFIX + self.path.replace(".", "_").upper()
 
 
-def _of_dataclass(section: str, of: type[Any], help_text: str) -> list[Setting]:
-    """A setting per field, so that a new limit is configurable the day it exists."""
+POLICY_HELP: Final = {
+    "connect_timeout": "DNS, TCP and TLS together, over all addresses.",
+    "write_timeout": "From the first to the last request byte handed to the kernel.",
+    "read_timeout": "From the last request byte to the end of the response; dripping bytes never extend it.",
+    "pool_timeout": "Waiting for a connection.",
+    "admission_timeout": "Waiting for one of the endpoint's slots.",
+    "dns_timeout": "Looking the name up; may only tighten connect_timeout.",
+    "tls_timeout": "The TLS handshake; may only tighten connect_timeout.",
+    "total_timeout": "A whole attempt; not given: connect, write and read together.",
+    "max_connections": "Sockets open, idle ones included; not given: half of the open files, at most 16384.",
+    "max_per_host": "Connections to one scheme, host and port.",
+    "per_endpoint_concurrency": "Attempts in flight at one endpoint.",
+    "keepalive_expiry": "How long an idle connection is kept; 0 means never.",
+    "max_connection_age": "How long a connection is used at most, so that a DNS change is followed.",
+    "dns_ttl": "How long an address is remembered; 0 asks for every connection.",
+    "max_response_head": "Bytes of status line and headers.",
+    "max_response_body": "Bytes of a response body that are read.",
+    "max_interim_responses": "1xx responses before the final one.",
+    "follow_redirects": "Follow 307 and 308.",
+    "redirect_limit": "Redirects followed one after the other.",
+    "redirect_cross_origin": "Follow redirects to another scheme, host or port.",
+    "require_complete_body": "Count a faulty body after a complete 2xx head as a failure.",
+}
+EGRESS_HELP: Final = {
+    "schemes": "https, and http for receivers you operate.",
+    "allow_cidrs": "Networks opened although the deny table refuses them.",
+    "deny_cidrs": "Networks refused although they are public, such as your own; beats allow_cidrs.",
+    "nat64_prefixes": "Your platform's NAT64 prefixes; the IPv4 address inside is checked instead.",
+    "ports": "default: 443, 80 for http, and 1024 and above less well-known service ports.",
+    "allow_ip_literals": "Allow URLs with an address instead of a name.",
+    "max_answers": "Addresses a name may have.",
+    "internal_hosts": "Exact names exempt from the rules on names; their addresses are still checked.",
+}
+RETENTION_HELP: Final = {
+    "events": "How long payloads are kept; at least the delivery window and a day.",
+    "attempts": "How long the attempt log is kept.",
+    "dead_letters": "How long dead letters are kept, with their payloads.",
+    "idempotency": "How long a repeated idempotency key is recognised.",
+}
+
+
+def _of_dataclass(section: str, of: type[Any], help_texts: Mapping[str, str]) -> list[Setting]:
+    """A setting per field, so that a new limit is configurable the day it exists; a field without help is a KeyError."""
     hints = typing.get_type_hints(of)
     settings = []
     for field in fields(of):
         if not field.init:
             continue
         default = field.default if field.default is not MISSING else None
-        settings.append(Setting(f"{section}.{field.name}", _kind(hints[field.name], field.name), default, help_text))
+        if (section, field.name) == ("policy", "max_connections"):
+            default = None  # the service derives it from the limit on open files
+        kind = _kind(hints[field.name], field.name)
+        settings.append(Setting(f"{section}.{field.name}", kind, default, help_texts[field.name]))
     return settings
 
 
@@ -78,9 +123,9 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     Setting("ingest.publish_timeout", Kind.SECONDS, 5.0, "How long a publish may wait for the store."),
     Setting("dispatch.slots", Kind.COUNT, None, "Attempts in flight at once."),
     Setting("dispatch.shutdown_grace", Kind.SECONDS, None, "How long a drain waits for attempts in flight."),
-    *_of_dataclass("policy", ClientPolicy, "Limits of one attempt."),
-    *_of_dataclass("egress", EgressPolicy, "Where deliveries may go."),
-    *_of_dataclass("retention", Retention, "How long things are kept."),
+    *_of_dataclass("policy", ClientPolicy, POLICY_HELP),
+    *_of_dataclass("egress", EgressPolicy, EGRESS_HELP),
+    *_of_dataclass("retention", Retention, RETENTION_HELP),
     Setting("security.admin_key", Kind.SECRET, None, "API key with access to every tenant, at least 24 characters."),
     Setting("security.admin_key_file", Kind.TEXT, None, "File that holds admin_key."),
     Setting("security.keys", Kind.SECRETS, None, "Keys that seal secrets in the store; the first one writes."),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Final
 
 from gatepost.delivery.records import Receipt
@@ -22,6 +22,10 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
+Headers = Mapping[str, str]
+Answer = tuple[bytes, list[tuple[bytes, bytes]], int]
+"""Body, headers, status."""
+Work = Callable[[Caller, Headers, bytes], Awaitable[Answer]]
 
 ENVELOPE_BYTES_MAX: Final = 16_384
 """What an event's body may hold beside its payload."""
@@ -29,7 +33,9 @@ BATCH_BYTES_MAX: Final = 16 * 1_048_576
 """A batch's body, whatever the payload limit: several at once must fit into memory."""
 DRAIN_RETRY_AFTER: Final = 5.0
 """Seconds until another process, or this one restarted, is likely to answer."""
-LATE_RETRY_AFTER: Final = 1.0
+HELD_BYTES_MAX: Final = 128 * 1_048_576
+"""Bodies being read or stored at once; the dispatcher's cache of bodies has as much again."""
+HELD_RETRY_AFTER: Final = 1.0
 
 log = logging.getLogger("gatepost.api")
 
@@ -40,52 +46,59 @@ class Ingest:
     def __init__(self, service: Service, behind: App) -> None:
         self._service = service
         self._behind = behind
+        self._held_bytes = 0
+        # Base64 makes four bytes of three.
+        one = service.max_payload * 4 // 3 + ENVELOPE_BYTES_MAX
+        self._routes: Mapping[str, tuple[Work, int]] = {
+            "/v1/events": (self._one, one),
+            "/v1/events:batch": (self._batch, max(one, BATCH_BYTES_MAX)),
+        }
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST":
+        route = None
+        if scope["type"] == "http" and scope["method"] == "POST":
+            route = self._routes.get(scope["path"])
+        if route is None:
             await self._behind(scope, receive, send)
             return
-        path = scope["path"]
-        if path == "/v1/events":
-            work = self._one
-        elif path == "/v1/events:batch":
-            work = self._batch
-        else:
-            await self._behind(scope, receive, send)
-            return
-        headers: list[tuple[bytes, bytes]]
         try:
-            named = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-            caller = await self._service.keys.caller_of(named)
-            self._check_open()
-            body, headers, status = await work(caller, named, receive)
+            headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+            body, answer_headers, status = await self._answer(*route, headers, receive)
         except (Problem, GatepostError) as error:
             problem = error if isinstance(error, Problem) else problem_of(error)
             if problem.code == "internal_error":
                 log.error("publishing failed", exc_info=error)
-            self._service.metrics.count_ingest(problem.code)
-            body, headers = problem.encode()
-            status = problem.status
+            body, answer_headers, status = self._refuse(problem)
         except Exception:
             # The server in front would answer in plain text; every answer of this API is a document.
             log.exception("publishing failed")
-            self._service.metrics.count_ingest("internal_error")
-            problem = Problem("internal_error", "see the log")
-            body, headers = problem.encode()
-            status = problem.status
-        await send({"type": "http.response.start", "status": status, "headers": headers})
+            body, answer_headers, status = self._refuse(Problem("internal_error", "see the log"))
+        await send({"type": "http.response.start", "status": status, "headers": answer_headers})
         await send({"type": "http.response.body", "body": body})
 
-    def _check_open(self) -> None:
+    async def _answer(self, work: Work, limit: int, headers: Headers, receive: Receive) -> Answer:
+        caller = await self._service.keys.caller_of(headers)
         if self._service.draining:
             raise Problem("overloaded", "this process is shutting down", retry_after=DRAIN_RETRY_AFTER)
+        announced = headers.get("content-length", "")
+        size = int(announced) if announced.isdecimal() else limit
+        if size > limit:
+            raise PayloadTooLarge(f"the body has {size} bytes; at most {limit} are taken")
+        if self._held_bytes + size > HELD_BYTES_MAX:
+            raise Problem("overloaded", "too many large bodies at once", retry_after=HELD_RETRY_AFTER)
+        self._held_bytes += size
+        try:
+            return await work(caller, headers, await _read_body(receive, limit))
+        finally:
+            self._held_bytes -= size
 
-    async def _one(
-        self, caller: Caller, headers: dict[str, str], receive: Receive
-    ) -> tuple[bytes, list[tuple[bytes, bytes]], int]:
-        # Base64 makes four bytes of three.
-        limit = self._service.max_payload * 4 // 3 + ENVELOPE_BYTES_MAX
-        event = read_event(await _read_body(headers, receive, limit))
+    def _refuse(self, problem: Problem) -> Answer:
+        self._service.metrics.count_ingest(problem.code)
+        body, headers = problem.encode()
+        return body, headers, problem.status
+
+    async def _one(self, caller: Caller, headers: Headers, body: bytes) -> Answer:
+        event = read_event(body)
         key = headers.get("idempotency-key")
         if key is not None:
             check_text("Idempotency-Key", key)
@@ -94,15 +107,12 @@ class Ingest:
         receipt = await self._publish(caller, event, event.idempotency_key or key)
         return _answer(_receipt_view(receipt), replayed=receipt.duplicate is True)
 
-    async def _batch(
-        self, caller: Caller, headers: dict[str, str], receive: Receive
-    ) -> tuple[bytes, list[tuple[bytes, bytes]], int]:
-        events = read_batch(await _read_body(headers, receive, BATCH_BYTES_MAX))
+    async def _batch(self, caller: Caller, _: Headers, body: bytes) -> Answer:
+        events = read_batch(body)
         # Tenants first: a batch that reaches for another tenant's data is refused before anything is stored.
         for event in events:
             caller.tenant_for(event.tenant)
-        results = await publish_batch(self._service, caller, events)
-        return _answer({"results": results})
+        return _answer({"results": await publish_batch(self._service, caller, events)})
 
     async def _publish(self, caller: Caller, event: EventBody, key: str | None) -> Receipt:
         receipt = await self._service.dispatcher.publish(
@@ -128,7 +138,7 @@ def _receipt_view(receipt: Receipt) -> dict[str, Any]:
     return {"event_id": receipt.event_id, "duplicate": receipt.duplicate, "deliveries": receipt.deliveries}
 
 
-def _answer(document: object, *, replayed: bool = False) -> tuple[bytes, list[tuple[bytes, bytes]], int]:
+def _answer(document: object, *, replayed: bool = False) -> Answer:
     body = json.dumps(document).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     if replayed:
@@ -136,11 +146,8 @@ def _answer(document: object, *, replayed: bool = False) -> tuple[bytes, list[tu
     return body, headers, 202
 
 
-async def _read_body(headers: dict[str, str], receive: Receive, limit: int) -> bytes:
-    """The whole body, at most `limit` bytes. Raises `PayloadTooLarge`, before reading when the length is announced."""
-    announced = headers.get("content-length", "0")
-    if announced.isdecimal() and int(announced) > limit:
-        raise PayloadTooLarge(f"the body has {announced} bytes; at most {limit} are taken")
+async def _read_body(receive: Receive, limit: int) -> bytes:
+    """The whole body, at most `limit` bytes however it arrives. Raises `PayloadTooLarge`."""
     message = await receive()
     body: bytes = message.get("body", b"")
     if not message.get("more_body", False):
