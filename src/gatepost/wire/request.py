@@ -47,6 +47,8 @@ def request_head(
         if not lower_case:
             check_headers(headers, allow_webhook=True)  # the same name in two spellings
     check_value("content-type", content_type)
+    if not content_type:
+        raise ValueError("content-type is empty: write one, for example application/octet-stream")
     agent = f"user-agent: {user_agent}\r\n" if own_agent else ""
     lines.append(f"{agent}content-type: {content_type}\r\ncontent-length: {length}\r\n\r\n")
     head = "".join(lines)
