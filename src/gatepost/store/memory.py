@@ -15,7 +15,6 @@ from typing import Literal
 from gatepost.clock import SYSTEM_CLOCK, Clock
 from gatepost.delivery.ids import NODES, id_time_us
 from gatepost.errors import StoreError
-from gatepost.store.fingerprint import content_fingerprint
 from gatepost.store.memory_registry import MemoryRegistry
 from gatepost.store.paging import check_filter, check_limit, decode_numbers, encode_cursor
 from gatepost.store.port import StoreCapabilities
@@ -77,7 +76,7 @@ class MemoryStore(MemoryRegistry):
         self._nodes = 0
         self._closed = False
         self._events: dict[int, NewEvent] = {}
-        self._keys: dict[tuple[str, str], tuple[int, bytes]] = {}  # idempotency key to the event and its fingerprint
+        self._keys: dict[tuple[str, str], int] = {}  # (tenant, idempotency key) to the first event
         self._deliveries: dict[int, _Delivery] = {}  # by delivery id
         self._lanes: dict[int, list[Row]] = {}  # waiting rows by (due_at, delivery_id); never an empty list
         self._backlog: dict[str, int] = {}
@@ -104,10 +103,10 @@ class MemoryStore(MemoryRegistry):
         if event.event_id in self._events:
             return self._refused(event, event.event_id, conflict=False)
         if event.key is not None:
-            content = content_fingerprint(event.type, event.content_type, event.body)
-            first, first_content = self._keys.setdefault((event.tenant, event.key), (event.event_id, content))
+            first = self._keys.setdefault((event.tenant, event.key), event.event_id)
             if first != event.event_id:
-                return self._refused(event, first, conflict=content != first_content)
+                stored = self._events.get(first)  # once retention has taken it, there is nothing to compare with
+                return self._refused(event, first, conflict=stored is not None and _content(stored) != _content(event))
         self._events[event.event_id] = event
         for target in event.targets:
             row = Row(target.lane, target.due_at, target.delivery_id, event.event_id, 0, event.created_at, target.part)
@@ -384,7 +383,7 @@ class MemoryStore(MemoryRegistry):
             left -= len(chosen)
             return len(chosen)
 
-        key_of = {event_id: key for key, (event_id, _) in self._keys.items()}
+        key_of = {event_id: key for key, event_id in self._keys.items()}
         before = now - round(retention.idempotency * 1e6)
         keys = expired(
             (event_id for event_id in key_of if id_time_us(event_id) < before),
@@ -454,3 +453,7 @@ class MemoryStore(MemoryRegistry):
 
     def _forget_event(self, event_id: int) -> None:
         del self._events[event_id]
+
+
+def _content(event: NewEvent) -> tuple[str, str, bytes]:
+    return event.type, event.content_type, event.body

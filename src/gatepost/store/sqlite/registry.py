@@ -1,0 +1,198 @@
+"""The registry in SQLite: JSON documents with sealed secrets, and the last change of each record.
+
+Writes go through the store's writer, single records are read on the hot reader, lists on the operators'. Base class of
+`SqliteStore`, which gives it its threads.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+from gatepost.delivery.records import ApiKey, Endpoint, Tenant
+from gatepost.errors import Conflict, NotFound
+from gatepost.store.codec import endpoint_from_document, endpoint_to_document, tenant_from_document, tenant_to_document
+from gatepost.store.paging import check_limit, decode_numbers, decode_text, encode_cursor, text_page
+from gatepost.store.port import AuditEntry, Change
+from gatepost.store.rows import Page
+from gatepost.store.secretbox import SecretBox
+from gatepost.store.sqlite.reader import ReaderThread
+from gatepost.store.sqlite.writer import WriterThread
+
+_CHANGED = """
+INSERT INTO change (kind, id, number) VALUES (?, ?, (SELECT coalesce(max(number), 0) + 1 FROM change))
+ ON CONFLICT (kind, id) DO UPDATE SET number = excluded.number"""
+_PUT_TENANT = """
+INSERT INTO tenant (name, document) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET document = excluded.document"""
+_CREATE_ENDPOINT = """
+INSERT INTO endpoint (id, tenant, generation, document) VALUES (?, ?, ?, ?) ON CONFLICT (id) DO NOTHING"""
+_UPDATE_ENDPOINT = """
+UPDATE endpoint SET tenant = ?, generation = ?, document = ? WHERE id = ? AND generation = ?"""
+_PUT_API_KEY = """
+INSERT INTO api_key (id, hash, tenant, name, created_at) VALUES (?, ?, ?, ?, ?)
+ ON CONFLICT (id) DO UPDATE SET hash = excluded.hash, tenant = excluded.tenant, name = excluded.name,
+  created_at = excluded.created_at"""
+_API_KEY = "SELECT id, hash, tenant, name, created_at FROM api_key"
+_AUDIT_LOG = """
+SELECT number, at, actor, action, subject, tenant, detail FROM audit WHERE number < ? ORDER BY number DESC LIMIT ?"""
+_AUDIT_LOG_OF_TENANT = """
+SELECT number, at, actor, action, subject, tenant, detail FROM audit WHERE number < ? AND tenant = ?
+ ORDER BY number DESC LIMIT ?"""
+
+
+class SqliteRegistry:
+    """Tenants, endpoints, API keys and the audit log."""
+
+    def __init__(self, writer: WriterThread, hot: ReaderThread, lists: ReaderThread, box: SecretBox) -> None:
+        self._writer = writer
+        self._hot = hot
+        self._lists = lists
+        self._box = box
+
+    async def changes_since(self, cursor: int) -> tuple[Sequence[Change], int]:
+        def query(connection: sqlite3.Connection) -> tuple[Sequence[Change], int]:
+            rows = connection.execute("SELECT kind, id, number FROM change WHERE number > ? ORDER BY number", (cursor,))
+            changes = rows.fetchall()
+            return [(kind, name) for kind, name, _ in changes], changes[-1][2] if changes else cursor
+
+        return await self._hot.run(query)
+
+    async def tenant(self, name: str) -> Tenant | None:
+        def query(connection: sqlite3.Connection) -> Tenant | None:
+            row = connection.execute("SELECT document FROM tenant WHERE name = ?", (name,)).fetchone()
+            return None if row is None else tenant_from_document(row[0])
+
+        return await self._hot.run(query)
+
+    async def tenants(self, after: str | None, limit: int) -> Page[Tenant]:
+        check_limit(limit)
+        start = decode_text(after)
+
+        def query(connection: sqlite3.Connection) -> Page[Tenant]:
+            rows = connection.execute(
+                "SELECT document FROM tenant WHERE ?1 IS NULL OR name > ?1 ORDER BY name LIMIT ?2", (start, limit + 1)
+            )
+            found = [tenant_from_document(row[0]) for row in rows]
+            return text_page(found, [tenant.name for tenant in found], limit)
+
+        return await self._lists.run(query)
+
+    async def put_tenant(self, tenant: Tenant) -> None:
+        def write(connection: sqlite3.Connection) -> None:
+            connection.execute(_PUT_TENANT, (tenant.name, tenant_to_document(tenant)))
+            connection.execute(_CHANGED, ("tenant", tenant.name))
+
+        await self._writer.call(2, write)
+
+    async def endpoint(self, endpoint_id: str) -> Endpoint | None:
+        def query(connection: sqlite3.Connection) -> Endpoint | None:
+            row = connection.execute("SELECT document FROM endpoint WHERE id = ?", (endpoint_id,)).fetchone()
+            return None if row is None else endpoint_from_document(row[0], self._box)
+
+        return await self._hot.run(query)
+
+    async def endpoints(self, tenant: str | None, after: str | None, limit: int) -> Page[Endpoint]:
+        check_limit(limit)
+        start = decode_text(after) or ""
+
+        def query(connection: sqlite3.Connection) -> Page[Endpoint]:
+            if tenant is None:
+                rows = connection.execute(
+                    "SELECT document FROM endpoint WHERE id > ? ORDER BY id LIMIT ?", (start, limit + 1)
+                )
+            else:
+                rows = connection.execute(
+                    "SELECT document FROM endpoint WHERE tenant = ? AND id > ? ORDER BY id LIMIT ?",
+                    (tenant, start, limit + 1),
+                )
+            found = [endpoint_from_document(row[0], self._box) for row in rows]
+            return text_page(found, [endpoint.id for endpoint in found], limit)
+
+        return await self._lists.run(query)
+
+    async def create_endpoint(self, endpoint: Endpoint) -> None:
+        document = endpoint_to_document(endpoint, self._box)
+
+        def write(connection: sqlite3.Connection) -> None:
+            values = (endpoint.id, endpoint.tenant, endpoint.generation, document)
+            if connection.execute(_CREATE_ENDPOINT, values).rowcount == 0:
+                raise Conflict(f"endpoint {endpoint.id} exists already")
+            connection.execute(_CHANGED, ("endpoint", endpoint.id))
+
+        await self._writer.call(2, write)
+
+    async def update_endpoint(self, endpoint: Endpoint, expected_generation: int) -> None:
+        document = endpoint_to_document(endpoint, self._box)
+
+        def write(connection: sqlite3.Connection) -> None:
+            values = (endpoint.tenant, endpoint.generation, document, endpoint.id, expected_generation)
+            if connection.execute(_UPDATE_ENDPOINT, values).rowcount == 0:
+                row = connection.execute("SELECT generation FROM endpoint WHERE id = ?", (endpoint.id,)).fetchone()
+                if row is None:
+                    raise NotFound(f"there is no endpoint {endpoint.id}")
+                raise Conflict(
+                    f"endpoint {endpoint.id} is at generation {row[0]}, the change was made from {expected_generation}: "
+                    "read it again and repeat the change"
+                )
+            connection.execute(_CHANGED, ("endpoint", endpoint.id))
+
+        await self._writer.call(2, write)
+
+    async def delete_endpoint(self, endpoint_id: str) -> bool:
+        return await self._delete("DELETE FROM endpoint WHERE id = ?", "endpoint", endpoint_id)
+
+    async def api_key_by_hash(self, digest: bytes) -> ApiKey | None:
+        def query(connection: sqlite3.Connection) -> ApiKey | None:
+            row = connection.execute(f"{_API_KEY} WHERE hash = ?", (digest,)).fetchone()
+            return None if row is None else ApiKey(*row)
+
+        return await self._hot.run(query)
+
+    async def api_keys(self) -> Sequence[ApiKey]:
+        def query(connection: sqlite3.Connection) -> Sequence[ApiKey]:
+            return [ApiKey(*row) for row in connection.execute(f"{_API_KEY} ORDER BY id")]
+
+        return await self._lists.run(query)
+
+    async def put_api_key(self, key: ApiKey) -> None:
+        def write(connection: sqlite3.Connection) -> None:
+            connection.execute(_PUT_API_KEY, (key.id, key.hash, key.tenant, key.name, key.created_at))
+            connection.execute(_CHANGED, ("api_key", key.id))
+
+        await self._writer.call(2, write)
+
+    async def delete_api_key(self, key_id: str) -> bool:
+        return await self._delete("DELETE FROM api_key WHERE id = ?", "api_key", key_id)
+
+    async def audit(self, entry: AuditEntry) -> None:
+        await self._writer.call(1, _write_audit, entry)
+
+    async def audit_log(self, tenant: str | None, after: str | None, limit: int) -> Page[AuditEntry]:
+        check_limit(limit)
+        start = decode_numbers(after, 1) or ((1 << 63) - 1,)
+
+        def query(connection: sqlite3.Connection) -> Page[AuditEntry]:
+            if tenant is None:
+                rows = connection.execute(_AUDIT_LOG, (start[0], limit + 1)).fetchall()
+            else:
+                rows = connection.execute(_AUDIT_LOG_OF_TENANT, (start[0], tenant, limit + 1)).fetchall()
+            entries = [AuditEntry(*row[1:]) for row in rows[:limit]]
+            return Page(entries, encode_cursor(rows[limit - 1][0]) if len(rows) > limit else None)
+
+        return await self._lists.run(query)
+
+    async def _delete(self, statement: str, kind: str, record_id: str) -> bool:
+        def write(connection: sqlite3.Connection) -> bool:
+            if connection.execute(statement, (record_id,)).rowcount == 0:
+                return False
+            connection.execute(_CHANGED, (kind, record_id))
+            return True
+
+        return await self._writer.call(2, write)
+
+
+def _write_audit(connection: sqlite3.Connection, entry: AuditEntry) -> None:
+    connection.execute(
+        "INSERT INTO audit (at, actor, action, subject, tenant, detail) VALUES (?, ?, ?, ?, ?, ?)",
+        (entry.at, entry.actor, entry.action, entry.subject, entry.tenant, entry.detail),
+    )

@@ -1,0 +1,140 @@
+"""Brings a file to the schema this code needs, and refuses files it must not touch.
+
+Migrations are numbered `.sql` files, each applied in one transaction with its number as `user_version`. A file of a newer
+schema is used when that schema says that this code may (`meta.oldest_code`). Called by the store and the outbox when opening.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from importlib.resources import files
+from typing import Final, NamedTuple
+
+from gatepost.clock import Clock
+from gatepost.errors import ConfigurationError, SchemaMismatch, StoreError
+from gatepost.store.sqlite.connection import BUSY_TIMEOUT, is_busy, store_error
+
+OLDEST_SQLITE: Final = (3, 37, 0)
+"""STRICT tables (2021-11); RETURNING, upsert and JSON are older."""
+APPLICATION_ID: Final = 0x47505354
+"""`GPST`, so that `file` and we know our files from others."""
+_RETRY_PAUSE: Final = 0.005
+"""Seconds; creating the schema takes about twice as long."""
+
+
+class Migration(NamedTuple):
+    """One numbered step of the schema."""
+
+    number: int
+    name: str
+    sql: str
+
+
+def migrations() -> tuple[Migration, ...]:
+    """All steps, in order."""
+    folder = files("gatepost.store") / "migrations" / "sqlite"
+    found = [
+        Migration(int(file.name[:4]), file.name, file.read_text("utf-8"))
+        for file in folder.iterdir()
+        if file.name.endswith(".sql")
+    ]
+    return tuple(sorted(found))
+
+
+def prepare(connection: sqlite3.Connection, path: str | os.PathLike[str], clock: Clock, *, may_migrate: bool) -> None:
+    """Create the schema in a new file, and bring an older one up to date when `may_migrate`.
+
+    Raises `ConfigurationError` for an SQLite that is too old or a file that is not Gatepost's, `SchemaMismatch` for a schema
+    that is newer than this code allows, `StoreError` for an older one without `may_migrate`.
+    """
+    if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+        needed = ".".join(map(str, OLDEST_SQLITE))
+        raise ConfigurationError(
+            f"SQLite {sqlite3.sqlite_version} is too old: run a Python with SQLite {needed} or newer"
+        )
+    give_up_at = clock.monotonic() + BUSY_TIMEOUT
+    while True:
+        try:
+            _prepare(connection, path, may_migrate)
+            return
+        except sqlite3.Error as error:
+            # Two processes that create the same file meet here: switching to WAL does not wait for the other by itself.
+            if not is_busy(error) or clock.monotonic() >= give_up_at:
+                raise _refusal(error, path) from error
+        threading.Event().wait(_RETRY_PAUSE)
+
+
+def _prepare(connection: sqlite3.Connection, path: str | os.PathLike[str], may_migrate: bool) -> None:
+    known = migrations()
+    version = _number(connection, "PRAGMA user_version")
+    if version == 0:
+        _check_unused(connection, path)
+        # Only before the first table, and before WAL writes the header: lets maintenance give space back to the disk.
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+    if mode != "wal":
+        raise ConfigurationError(
+            f"{os.fspath(path)} cannot use a write-ahead log (mode {mode}): put it on a local disk"
+        )
+    if 0 < version < known[-1].number and not may_migrate:
+        raise StoreError(
+            f"{os.fspath(path)} has schema {version}, this code needs {known[-1].number}: start the dispatcher of this "
+            "version once, it brings the file up to date"
+        )
+    for migration in known:
+        if migration.number > version:
+            _apply(connection, migration)
+    version = _number(connection, "PRAGMA user_version")
+    oldest_code = _number(connection, "SELECT value FROM meta WHERE name = 'oldest_code'")
+    if version > known[-1].number and oldest_code > known[-1].number:
+        raise SchemaMismatch(
+            f"{os.fspath(path)} has schema {version}, which needs the code of schema {oldest_code} or newer; "
+            f"this code knows {known[-1].number}: run the newer Gatepost"
+        )
+
+
+def _check_unused(connection: sqlite3.Connection, path: str | os.PathLike[str]) -> None:
+    application = _number(connection, "PRAGMA application_id")
+    if application != APPLICATION_ID and _number(connection, "SELECT count(*) FROM sqlite_master") > 0:
+        raise ConfigurationError(
+            f"{os.fspath(path)} is an SQLite file of something else: give Gatepost a file of its own"
+        )
+
+
+def _apply(connection: sqlite3.Connection, migration: Migration) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        # Another process may have been first, while we waited for the lock.
+        if _number(connection, "PRAGMA user_version") < migration.number:
+            for statement in _statements(migration.sql):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {migration.number}")
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _statements(script: str) -> list[str]:
+    """The statements of a script, since `executescript` would commit the transaction around them."""
+    statements, pending = [], ""
+    for line in script.splitlines():
+        pending += line + "\n"
+        if sqlite3.complete_statement(pending):
+            statements.append(pending)
+            pending = ""
+    return statements
+
+
+def _number(connection: sqlite3.Connection, query: str) -> int:
+    return int(connection.execute(query).fetchone()[0])
+
+
+def _refusal(error: sqlite3.Error, path: str | os.PathLike[str]) -> Exception:
+    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_NOTADB:
+        return ConfigurationError(f"{os.fspath(path)} is not an SQLite file: give Gatepost a file of its own")
+    return store_error(error, path)
