@@ -70,6 +70,10 @@ class Overloaded(GatepostError):
         self.retry_after = retry_after
 
 
+class LimitExceeded(Overloaded):
+    """The tenant is over one of its own limits (events, bytes, backlog, endpoints): its fault, not ours, so HTTP answers 429."""
+
+
 class StoreError(GatepostError):
     """The store cannot do its work (disk, corruption, closed)."""
 

@@ -17,11 +17,13 @@ from gatepost.errors import (
     DestinationDenied,
     GatepostError,
     IdempotencyConflict,
+    LimitExceeded,
     NotFound,
     Overloaded,
     PayloadTooLarge,
     StoreError,
 )
+from gatepost.wire.headers import HeaderRefused
 
 MEDIA_TYPE: Final = "application/problem+json"
 STORE_RETRY_AFTER: Final = 5.0
@@ -100,10 +102,14 @@ def problem_of(error: GatepostError) -> Problem:
             return Problem("conflict", str(error))
         case PayloadTooLarge():
             return Problem("payload_too_large", str(error))
+        case LimitExceeded():
+            return Problem("rate_limited", str(error), retry_after=error.retry_after)
         case Overloaded():
             return Problem("overloaded", str(error), retry_after=error.retry_after)
         case DestinationDenied():
             return Problem("destination_denied", str(error), {"reason": error.reason})
+        case HeaderRefused():
+            return Problem("invalid_request", f"headers: {error}", {"reason": error.code.value})
         case StoreError():
             return Problem("store_failing", str(error), retry_after=STORE_RETRY_AFTER)
         case ConfigurationError():
