@@ -7,7 +7,6 @@ for what the network does, never retries on its own but for a stale connection, 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import sys
@@ -37,6 +36,7 @@ from gatepost.net.sweeper import Sweeper
 from gatepost.net.tls import TLSContexts, TLSProfile
 from gatepost.telemetry import AttemptObservation, Observer, OperationalObservation
 from gatepost.wire.egress import Denied, EgressPolicy, Target, check_url
+from gatepost.wire.payload import payload_bytes
 from gatepost.wire.request import request_head, static_head
 
 USER_AGENT: Final = "gatepost/0.1"
@@ -214,7 +214,7 @@ class DispatchClient:
         # One loop runs per thread, so these two say what get_running_loop() would, without its system call (Python 3.11).
         if get_ident() != self._thread or not self.loop.is_running() or self._closed or self._forks != _forks:
             self._check_usable()
-        body = payload if type(payload) is bytes else _serialise(payload)
+        body = payload if type(payload) is bytes else payload_bytes(payload)
         if policy is None:
             policy = self.policy
         elif id(policy) not in self._policies:
@@ -436,24 +436,6 @@ def _check_supported(policy: ClientPolicy) -> None:
         raise ConfigurationError(
             "following redirects is not offered yet: leave follow_redirects out, a 3xx is a failed delivery"
         )
-
-
-def _serialise(payload: object) -> bytes:
-    if isinstance(payload, bytes | bytearray | memoryview):
-        return bytes(payload)
-    if isinstance(payload, str):
-        raise TypeError(
-            "payload is a str, which could be text to send as it is or a JSON string: "
-            "write payload.encode() to send its characters, or json.dumps(payload).encode() to send a JSON string"
-        )
-    try:
-        return json.dumps(payload, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
-    except ValueError as error:
-        raise ValueError(f"payload cannot be written as JSON (RFC 8259 has no NaN and no Infinity): {error}") from error
-    except TypeError as error:
-        raise TypeError(
-            f"payload cannot be written as JSON: {error}; write bytes, or dicts, lists, numbers and text"
-        ) from error
 
 
 _IDEMPOTENCY_HEADERS: Final = frozenset({"webhook-id", "idempotency-key"})

@@ -1,0 +1,196 @@
+"""The registry in memory: every endpoint with what was derived from it once per generation, and who takes which event type.
+
+It follows `changes_since` and decides nothing; a record that cannot be used any more (its URL is refused by today's rules) is
+kept closed and says why. Read by intake (fan-out), the scheduler (settings) and attempts (signer, limits, headers).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from gatepost.clock import Clock
+from gatepost.delivery.decide import DeliveryRules, rules_of
+from gatepost.delivery.policy import ClientPolicy
+from gatepost.delivery.records import Endpoint, EndpointStatus, Tenant
+from gatepost.dispatch.seats import EndpointSettings
+from gatepost.errors import ConfigurationError
+from gatepost.store.port import Registry
+from gatepost.wire.egress import Denied, EgressPolicy, check_url
+from gatepost.wire.signing import Signer
+
+PAGE: Final = 1_000
+"""Endpoints read at a time when the catalogue is filled."""
+MATCHES_MAX: Final = 4_096
+"""Remembered answers to "who takes this type", over all tenants; emptied when full or when an endpoint changes."""
+NEVER_US: Final = 1 << 62
+
+_log = logging.getLogger("gatepost.dispatch")
+
+
+class Listed:
+    """One endpoint, with what an attempt needs of it worked out once."""
+
+    __slots__ = ("_signer", "_signs_until", "endpoint", "number", "policy", "refusal", "rules", "settings")
+
+    def __init__(self, endpoint: Endpoint, policy: ClientPolicy, egress: EgressPolicy) -> None:
+        self.endpoint: Final = endpoint
+        self.number: Final = endpoint.number
+        self.rules: Final[DeliveryRules] = rules_of(endpoint)
+        self.policy: Final = policy.evolve(**endpoint.limits) if endpoint.limits else policy
+        """Limits of one attempt."""
+        checked = check_url(endpoint.url, egress)
+        self.refusal: Final = checked if isinstance(checked, Denied) else None
+        """The rule that refuses the URL today; the attempt then ends in `egress_denied`."""
+        self.settings: Final = EndpointSettings(
+            number=self.number,
+            tenant=endpoint.tenant,
+            host=endpoint.id if isinstance(checked, Denied) else checked.origin,
+            cap=endpoint.concurrency or policy.per_endpoint_concurrency,
+            rate=endpoint.rate,
+            open=endpoint.status is EndpointStatus.ACTIVE,
+        )
+        self._signer: Signer | None = None
+        self._signs_until = 0
+
+    def request_headers(self, webhook_id: str, now_us: int, body: bytes) -> dict[str, str]:
+        """The endpoint's own headers and a fresh signature over exactly these bytes."""
+        signer = self._signer
+        if signer is None or now_us >= self._signs_until:
+            signer = self._renew_signer(now_us)
+        signed = signer.headers(webhook_id, now_us // 1_000_000, body)
+        return {**self.endpoint.headers, **signed} if self.endpoint.headers else signed
+
+    def _renew_signer(self, now_us: int) -> Signer:
+        """Secrets in force now, the current one first; asked again when the first of them expires."""
+        valid = [secret for secret in self.endpoint.secrets if secret.expires_at is None or secret.expires_at > now_us]
+        self._signs_until = min((secret.expires_at or NEVER_US for secret in valid), default=NEVER_US)
+        self._signer = Signer([secret.secret.reveal() for secret in valid])
+        return self._signer
+
+
+class Catalogue:
+    """All endpoints and tenants. `on_change` hears the number of every endpoint that changed or went."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        policy: ClientPolicy,
+        egress: EgressPolicy,
+        clock: Clock,
+        on_change: Callable[[int], None],
+    ) -> None:
+        self._registry = registry
+        self._policy = policy
+        self._egress = egress
+        self._clock = clock
+        self._on_change = on_change
+        self._cursor = 0
+        self._by_number: dict[int, Listed] = {}
+        self._by_tenant: dict[str, dict[int, Listed]] = {}
+        self._tenants: dict[str, Tenant] = {}
+        self._matches: dict[tuple[str, str], tuple[Listed, ...]] = {}
+
+    @property
+    def endpoint_count(self) -> int:
+        """Endpoints known."""
+        return len(self._by_number)
+
+    def get(self, number: int) -> Listed | None:
+        """An endpoint by its number."""
+        return self._by_number.get(number)
+
+    def settings(self, number: int) -> EndpointSettings | None:
+        """What the scheduler asks for; None for an endpoint that is not registered (any more)."""
+        listed = self._by_number.get(number)
+        return None if listed is None else listed.settings
+
+    def tenant(self, name: str) -> Tenant | None:
+        """A tenant's record, None when it never got one."""
+        return self._tenants.get(name)
+
+    def endpoints_of(self, tenant: str) -> Mapping[int, Listed]:
+        """A tenant's endpoints by number."""
+        return self._by_tenant.get(tenant, {})
+
+    def takers(self, tenant: str, event_type: str) -> Sequence[Listed]:
+        """Who gets an event of this type: paused and disabled endpoints too, their deliveries wait."""
+        key = (tenant, event_type)
+        found = self._matches.get(key)
+        if found is None:
+            found = tuple(
+                listed for listed in self.endpoints_of(tenant).values() if listed.endpoint.accepts(event_type)
+            )
+            if len(self._matches) >= MATCHES_MAX:
+                self._matches.clear()
+            self._matches[key] = found
+        return found
+
+    async def load(self) -> None:
+        """Fill from the registry. Changes made meanwhile are caught by the first `follow`."""
+        _, cursor = await self._registry.changes_since(0)
+        after: str | None = None
+        while True:
+            page = await self._registry.endpoints(None, after, PAGE)
+            for endpoint in page.items:
+                self._put(endpoint)
+            after = page.next
+            if after is None:
+                break
+        while True:
+            tenants = await self._registry.tenants(after, PAGE)
+            for tenant in tenants.items:
+                self._tenants[tenant.name] = tenant
+            after = tenants.next
+            if after is None:
+                break
+        self._cursor = cursor
+
+    async def follow(self) -> int:
+        """Take over what changed since the last call; returns how many records that were."""
+        changes, cursor = await self._registry.changes_since(self._cursor)
+        for kind, record_id in changes:
+            if kind == "endpoint":
+                await self.refresh(record_id)
+            elif kind == "tenant":
+                tenant = await self._registry.tenant(record_id)
+                if tenant is not None:
+                    self._tenants[tenant.name] = tenant
+        self._cursor = cursor
+        return len(changes)
+
+    async def refresh(self, endpoint_id: str) -> None:
+        """Read one endpoint anew, so that a change made in this process holds when its call returns."""
+        endpoint = await self._registry.endpoint(endpoint_id)
+        if endpoint is None:
+            self._drop(Endpoint(id=endpoint_id, tenant="", url="").number)
+        else:
+            self._put(endpoint)
+
+    def _put(self, endpoint: Endpoint) -> None:
+        known = self._by_number.get(endpoint.number)
+        if known is not None and known.endpoint.generation >= endpoint.generation:
+            return  # two reads may end in the wrong order
+        try:
+            listed = Listed(endpoint, self._policy, self._egress)
+        except (ConfigurationError, TypeError) as error:
+            # Stored under other rules or by another version: its events wait until somebody mends the record.
+            _log.error("endpoint %s cannot be used and is held: %s", endpoint.id, error)
+            held = replace(endpoint, limits={}, status_rules={}, schedule=None, window=None)
+            listed = Listed(replace(held, status=EndpointStatus.DISABLED), self._policy, self._egress)
+        self._by_number[listed.number] = listed
+        self._by_tenant.setdefault(endpoint.tenant, {})[listed.number] = listed
+        self._matches.clear()
+        self._on_change(listed.number)
+
+    def _drop(self, number: int) -> None:
+        known = self._by_number.pop(number, None)
+        if known is not None:
+            owned = self._by_tenant[known.endpoint.tenant]
+            del owned[number]
+            if not owned:
+                del self._by_tenant[known.endpoint.tenant]
+            self._matches.clear()
+            self._on_change(number)

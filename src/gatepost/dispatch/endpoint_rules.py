@@ -1,0 +1,106 @@
+"""What an endpoint record must look like before it is stored: every refusal says what to write instead.
+
+Checks one record against today's egress policy and limits; looks nothing up and changes nothing. Called for each create and
+each update, so that what the catalogue reads later has passed once.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from gatepost.delivery.decide import parse_status_rules
+from gatepost.delivery.policy import POOL_FIELDS, ClientPolicy
+from gatepost.delivery.records import DEFAULT_SCHEDULE, DEFAULT_WINDOW, Endpoint
+from gatepost.delivery.retry import check_schedule
+from gatepost.errors import ConfigurationError, DestinationDenied
+from gatepost.wire.egress import Denied, EgressPolicy, check_url
+from gatepost.wire.headers import check_headers
+from gatepost.wire.signing import parse_secret
+
+EVENT_TYPES_MAX: Final = 100
+"""Patterns of one endpoint: each is matched against every new type once."""
+CONCURRENCY_MAX: Final = 64
+"""Attempts in flight at one endpoint (design: 1 to 64)."""
+RATE_MAX: Final = 100_000.0
+HEADERS_MAX: Final = 32
+DESCRIPTION_MAX: Final = 1_024
+TENANT_MAX: Final = 128
+
+_PATTERN: Final = re.compile(r"[A-Za-z0-9_.*:/-]{1,128}")
+_TENANT: Final = re.compile(r"[A-Za-z0-9_.:@-]{1,128}")
+
+
+def check_endpoint(endpoint: Endpoint, policy: ClientPolicy, egress: EgressPolicy) -> None:
+    """Raises `DestinationDenied`, `HeaderRefused` or `ConfigurationError` (all `ValueError`s) for the first thing wrong."""
+    check_tenant_name(endpoint.tenant)
+    checked = check_url(endpoint.url, egress)
+    if isinstance(checked, Denied):
+        raise DestinationDenied(checked.reason, f"the URL is refused ({checked.reason}): {checked}")
+    _check_types(endpoint.event_types)
+    if len(endpoint.description) > DESCRIPTION_MAX:
+        raise ConfigurationError(
+            f"description has {len(endpoint.description)} characters: write at most {DESCRIPTION_MAX}"
+        )
+    if len(endpoint.headers) > HEADERS_MAX:
+        raise ConfigurationError(f"headers has {len(endpoint.headers)} entries: write at most {HEADERS_MAX}")
+    check_headers(endpoint.headers)
+    parse_status_rules(endpoint.status_rules)
+    limits = _check_limits(endpoint, policy)
+    schedule = DEFAULT_SCHEDULE if endpoint.schedule is None else endpoint.schedule
+    check_schedule(schedule, DEFAULT_WINDOW if endpoint.window is None else endpoint.window, limits.attempt_budget)
+    _check_concurrency(endpoint.concurrency)
+    _check_rate(endpoint.rate)
+    for secret in endpoint.secrets:
+        try:
+            parse_secret(secret.secret.reveal())
+        except ValueError as error:
+            raise ConfigurationError(f"secret: {error}") from None
+
+
+def check_tenant_name(tenant: str) -> None:
+    """Raises `ConfigurationError` for a tenant name that cannot be used."""
+    if not isinstance(tenant, str) or _TENANT.fullmatch(tenant) is None:
+        raise ConfigurationError(f"tenant={tenant!r}: write 1 to {TENANT_MAX} letters, digits and any of _ . : @ -")
+
+
+def _check_types(event_types: Sequence[str]) -> None:
+    if isinstance(event_types, str):
+        raise ConfigurationError(
+            f"event_types={event_types!r} is one text: write a list, for example ['{event_types}']"
+        )
+    if not 1 <= len(event_types) <= EVENT_TYPES_MAX:
+        raise ConfigurationError(
+            f"event_types has {len(event_types)} entries: write 1 to {EVENT_TYPES_MAX}; ['*'] takes all"
+        )
+    for pattern in event_types:
+        if not isinstance(pattern, str) or _PATTERN.fullmatch(pattern) is None:
+            raise ConfigurationError(
+                f"event_types holds {pattern!r}: write a type such as 'invoice.paid', a pattern such as 'invoice.*', or '*'"
+            )
+
+
+def _check_limits(endpoint: Endpoint, policy: ClientPolicy) -> ClientPolicy:
+    for name in endpoint.limits:
+        if name in POOL_FIELDS:
+            raise ConfigurationError(f"limits holds {name!r}, which belongs to the whole client: leave it out")
+    try:
+        return policy.evolve(**endpoint.limits)
+    except TypeError as error:
+        raise ConfigurationError(f"limits: {error}") from None
+
+
+def _check_concurrency(concurrency: int | None) -> None:
+    if concurrency is None:
+        return
+    if isinstance(concurrency, bool) or not isinstance(concurrency, int) or not 1 <= concurrency <= CONCURRENCY_MAX:
+        raise ConfigurationError(f"concurrency={concurrency!r}: write 1 to {CONCURRENCY_MAX}")
+
+
+def _check_rate(rate: float | None) -> None:
+    if rate is None:
+        return
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or math.isnan(rate) or not 0 < rate <= RATE_MAX:
+        raise ConfigurationError(f"rate={rate!r}: write attempts per second, more than 0 and at most {RATE_MAX:.0f}")

@@ -1,0 +1,228 @@
+"""`dispatcher.endpoints`: register destinations, change, pause and resume them, rotate their secrets, try them out.
+
+Every change is checked before it is stored, raises the record's generation, and holds in this process when the call returns;
+other processes follow within two seconds. Attempts in flight end under the record they began with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any, Final
+
+from gatepost.clock import Clock, Entropy
+from gatepost.delivery.attempt import Attempt
+from gatepost.delivery.ids import ENDPOINT, decode_id, encode_id, new_endpoint_number
+from gatepost.delivery.policy import ClientPolicy
+from gatepost.delivery.records import Endpoint, EndpointSecret, EndpointStatus, Secret
+from gatepost.dispatch.catalogue import Catalogue
+from gatepost.dispatch.endpoint_rules import check_endpoint
+from gatepost.errors import ConfigurationError, Conflict, NotFound, Overloaded
+from gatepost.store.port import Registry
+from gatepost.store.rows import Page
+from gatepost.wire.egress import EgressPolicy
+from gatepost.wire.signing import SECRETS_MAX, new_secret
+
+OVERLAP: Final = 86_400.0
+"""Seconds for which a rotated secret goes on signing beside its successor: a day for the owner to change over."""
+OVERLAP_MAX: Final = 30 * 86_400.0
+UPDATE_TRIES: Final = 5
+"""An update that met another writer is repeated on the newer record."""
+SECRET_BYTES: Final = 32
+
+_CHANGEABLE: Final = frozenset(field.name for field in fields(Endpoint)) - {
+    "id",
+    "tenant",
+    "generation",
+    "created_at",
+    "updated_at",
+    "secrets",
+    "status",
+    "status_reason",
+}
+
+
+class Endpoints:
+    """The calls. `try_out` makes one test attempt; `withdraw` cancels what waits for an endpoint that goes."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        catalogue: Catalogue,
+        policy: ClientPolicy,
+        egress: EgressPolicy,
+        clock: Clock,
+        entropy: Entropy,
+        try_out: Callable[[Endpoint], Awaitable[Attempt]],
+        withdraw: Callable[[int], Awaitable[int]],
+    ) -> None:
+        self._registry = registry
+        self._catalogue = catalogue
+        self._policy = policy
+        self._egress = egress
+        self._clock = clock
+        self._entropy = entropy
+        self._try_out = try_out
+        self._withdraw = withdraw
+
+    async def create(
+        self,
+        url: str,
+        *,
+        tenant: str = "default",
+        event_types: Sequence[str] = ("*",),
+        secret: str | None = None,
+        description: str = "",
+        headers: Mapping[str, str] | None = None,
+        schedule: Sequence[float] | None = None,
+        window: float | None = None,
+        status_rules: Mapping[str, str] | None = None,
+        concurrency: int | None = None,
+        rate: float | None = None,
+        limits: Mapping[str, float] | None = None,
+        deduplicates: bool = True,
+    ) -> Endpoint:
+        """Register a destination; a signing secret is made unless one is given.
+
+        Raises `DestinationDenied`, `HeaderRefused` or `ConfigurationError` (all `ValueError`s) saying what to write instead,
+        and `Overloaded` when the tenant has as many endpoints as it may.
+        """
+        now = self._clock.wall_us()
+        known = Secret(new_secret(self._entropy.token(SECRET_BYTES)) if secret is None else _revealed(secret))
+        endpoint = Endpoint(
+            id=encode_id(ENDPOINT, new_endpoint_number(self._entropy)),
+            tenant=tenant,
+            url=url,
+            event_types=_as_tuple(event_types),
+            description=description,
+            created_at=now,
+            updated_at=now,
+            secrets=(EndpointSecret(known, now),),
+            headers={} if headers is None else dict(headers),
+            schedule=None if schedule is None else tuple(schedule),
+            window=window,
+            status_rules={} if status_rules is None else dict(status_rules),
+            concurrency=concurrency,
+            rate=rate,
+            limits={} if limits is None else dict(limits),
+            deduplicates=deduplicates,
+        )
+        check_endpoint(endpoint, self._policy, self._egress)
+        self._check_count(tenant)
+        await self._registry.create_endpoint(endpoint)
+        await self._catalogue.refresh(endpoint.id)
+        return endpoint
+
+    async def get(self, endpoint_id: str, tenant: str | None = None) -> Endpoint:
+        """One endpoint. Raises `NotFound`, also when it belongs to another tenant than `tenant`."""
+        endpoint = await self._registry.endpoint(_checked_id(endpoint_id))
+        if endpoint is None or (tenant is not None and endpoint.tenant != tenant):
+            raise NotFound(f"there is no endpoint {endpoint_id[:40]}")
+        return endpoint
+
+    async def list(self, tenant: str | None = None, after: str | None = None, limit: int = 100) -> Page[Endpoint]:
+        """Endpoints in order of id; `after` is the `next` of the page before."""
+        return await self._registry.endpoints(tenant, after, limit)
+
+    async def update(self, endpoint_id: str, **changes: Any) -> Endpoint:
+        """Change settings by field name. Raises `TypeError` for a field that is not there or not changed this way."""
+        for name in changes:
+            if name not in _CHANGEABLE:
+                raise TypeError(
+                    f"an endpoint has no changeable field {name!r}; write one of {', '.join(sorted(_CHANGEABLE))}"
+                )
+        if "event_types" in changes:
+            changes["event_types"] = _as_tuple(changes["event_types"])
+        if changes.get("schedule") is not None:
+            changes["schedule"] = tuple(changes["schedule"])
+        for name in ("headers", "status_rules", "limits"):
+            if name in changes:
+                changes[name] = dict(changes[name] or {})
+        return await self._change(endpoint_id, lambda endpoint: replace(endpoint, **changes))
+
+    async def delete(self, endpoint_id: str) -> int:
+        """Remove an endpoint and cancel what waits for it; returns how many deliveries that were. Raises `NotFound`."""
+        endpoint = await self.get(endpoint_id)
+        await self._registry.delete_endpoint(endpoint.id)
+        await self._catalogue.refresh(endpoint.id)
+        return await self._withdraw(endpoint.number)
+
+    async def pause(self, endpoint_id: str, reason: str | None = None) -> Endpoint:
+        """Start nothing more for it; events keep waiting, within their window."""
+        return await self._set_status(endpoint_id, EndpointStatus.PAUSED, reason)
+
+    async def disable(self, endpoint_id: str, reason: str) -> Endpoint:
+        """As `pause`, by Gatepost itself: the receiver said 410, or its URL is refused."""
+        return await self._set_status(endpoint_id, EndpointStatus.DISABLED, reason)
+
+    async def resume(self, endpoint_id: str) -> Endpoint:
+        """Deliver again what waits, and what comes."""
+        return await self._set_status(endpoint_id, EndpointStatus.ACTIVE, None)
+
+    async def rotate_secret(self, endpoint_id: str, overlap: float = OVERLAP, secret: str | None = None) -> Endpoint:
+        """A new current secret; the old one signs beside it for `overlap` seconds."""
+        if not 0 <= overlap <= OVERLAP_MAX:
+            raise ConfigurationError(f"overlap={overlap}: write seconds from 0 to {OVERLAP_MAX:.0f}")
+        now = self._clock.wall_us()
+        until = now + round(overlap * 1_000_000)
+        fresh = Secret(new_secret(self._entropy.token(SECRET_BYTES)) if secret is None else _revealed(secret))
+
+        def rotated(endpoint: Endpoint) -> Endpoint:
+            older = [
+                replace(known, expires_at=until if known.expires_at is None else min(known.expires_at, until))
+                for known in endpoint.secrets
+                if known.expires_at is None or known.expires_at > now
+            ]
+            kept = [known for known in older if known.expires_at is not None and known.expires_at > now]
+            return replace(endpoint, secrets=(EndpointSecret(fresh, now), *kept[: SECRETS_MAX - 1]))
+
+        return await self._change(endpoint_id, rotated)
+
+    async def test(self, endpoint_id: str) -> Attempt:
+        """One signed attempt with an event of type `gatepost.test`, outside the queue; nothing is recorded."""
+        return await self._try_out(await self.get(endpoint_id))
+
+    async def _set_status(self, endpoint_id: str, status: EndpointStatus, reason: str | None) -> Endpoint:
+        return await self._change(
+            endpoint_id, lambda endpoint: replace(endpoint, status=status, status_reason=reason), check=False
+        )
+
+    async def _change(
+        self, endpoint_id: str, change: Callable[[Endpoint], Endpoint], *, check: bool = True
+    ) -> Endpoint:
+        for _ in range(UPDATE_TRIES):
+            endpoint = await self.get(endpoint_id)
+            changed = replace(change(endpoint), generation=endpoint.generation + 1, updated_at=self._clock.wall_us())
+            if check:
+                check_endpoint(changed, self._policy, self._egress)
+            try:
+                await self._registry.update_endpoint(changed, endpoint.generation)
+            except Conflict:
+                continue
+            await self._catalogue.refresh(changed.id)
+            return changed
+        raise Conflict(f"endpoint {endpoint_id} was changed by others {UPDATE_TRIES} times meanwhile: try again")
+
+    def _check_count(self, tenant: str) -> None:
+        record = self._catalogue.tenant(tenant)
+        most = None if record is None else record.limits.endpoints
+        if most is not None and len(self._catalogue.endpoints_of(tenant)) >= most:
+            raise Overloaded(
+                f"tenant {tenant} has its {most} endpoints: delete one, or raise the limit", retry_after=60.0
+            )
+
+
+def _checked_id(endpoint_id: str) -> str:
+    try:
+        decode_id(ENDPOINT, endpoint_id)
+    except ValueError as error:
+        raise NotFound(str(error)) from None
+    return endpoint_id
+
+
+def _revealed(secret: str) -> str:
+    return secret.reveal() if isinstance(secret, Secret) else secret
+
+
+def _as_tuple(event_types: Sequence[str]) -> tuple[str, ...]:
+    return event_types if isinstance(event_types, str) else tuple(event_types)  # type: ignore[return-value]  # check_endpoint says what is wrong with a text

@@ -1,0 +1,168 @@
+"""`dispatcher.deliveries` and `dispatcher.dead_letters`: look into the queue, cancel, replay, purge.
+
+Each call is cut into chunks, so that a million rows never stand in one transaction; what is being removed is held back from
+starting first, and what is added is announced to the queue in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from gatepost.delivery.ids import DELIVERY, decode_id
+from gatepost.dispatch.keeper import Keeper
+from gatepost.errors import ConfigurationError, NotFound
+from gatepost.store.port import DeliveryStore
+from gatepost.store.rows import AttemptRow, DeadFilter, DeadLetter, DeliveryFilter, DeliveryInfo, Page
+
+CANCEL_CHUNK: Final = 1_000
+REPLAY_CHUNK: Final = 500
+PURGE_CHUNK: Final = 1_000
+"""Rows per transaction: a few tens of milliseconds each."""
+REPLAY_RATE: Final = 50.0
+"""Replayed deliveries a second by default: beside live traffic, not instead of it."""
+REPLAY_RATE_MAX: Final = 10_000.0
+
+StoreTime = Callable[[], int]
+Wait = Callable[[float], Awaitable[None]]
+
+
+class Deliveries:
+    """Deliveries of any state."""
+
+    def __init__(self, store: DeliveryStore, keeper: Keeper, store_time: StoreTime) -> None:
+        self._store = store
+        self._keeper = keeper
+        self._store_time = store_time
+
+    async def get(self, delivery_id: str) -> DeliveryInfo:
+        """One delivery. Raises `NotFound`."""
+        info = await self._store.delivery(_number(delivery_id))
+        if info is None:
+            raise NotFound(f"there is no delivery {delivery_id[:40]}")
+        return info
+
+    async def list(self, where: DeliveryFilter, after: str | None = None, limit: int = 100) -> Page[DeliveryInfo]:
+        """Deliveries, newest first; an event, endpoint or tenant must be given."""
+        return await self._store.deliveries(where, after, limit)
+
+    async def attempts(self, delivery_id: str) -> Sequence[AttemptRow]:
+        """The attempt log of a delivery, oldest first."""
+        return await self._store.attempts_of(_number(delivery_id))
+
+    async def cancel(self, where: DeliveryFilter | None = None, *, delivery_id: str | None = None) -> Sequence[int]:
+        """Give up waiting deliveries without a dead letter; returns their numbers. An attempt in flight ends first."""
+        if delivery_id is not None:
+            info = await self.get(delivery_id)
+            return await self._cancel(
+                DeliveryFilter(endpoint=info.endpoint), info.delivery_id, frozenset({info.endpoint})
+            )
+        if where is None or (where.tenant is None and where.endpoint is None and where.event_id is None):
+            raise ConfigurationError(
+                "write what to cancel: delivery_id, or a filter with an event, an endpoint or a tenant"
+            )
+        return await self._cancel(where, None, await self._endpoints_of(where))
+
+    async def replay(self, delivery_id: str) -> None:
+        """Deliver a dead letter again at once, with a new window and the same ids. Raises `NotFound` when it is not dead."""
+        number = _number(delivery_id)
+        moved = await self._store.replay(DeadFilter(delivery_id=number), self._store_time(), 0, 1)
+        if not moved:
+            raise NotFound(f"there is no dead letter {delivery_id[:40]}: only dead letters are replayed")
+        for part, lane, due_at in moved:
+            self._keeper.expect(part, lane, due_at)
+
+    async def withdraw(self, endpoint: int) -> int:
+        """Cancel everything that waits for an endpoint."""
+        return len(await self._cancel(DeliveryFilter(endpoint=endpoint), None, frozenset({endpoint})))
+
+    async def _cancel(self, where: DeliveryFilter, delivery: int | None, endpoints: frozenset[int]) -> Sequence[int]:
+        held: list[int] = []
+        try:
+            for endpoint in endpoints:
+                self._keeper.hold_back(endpoint)
+                held.append(endpoint)
+            for endpoint in endpoints:
+                await self._keeper.wait_quiet(endpoint)
+            gone: list[int] = []
+            while True:
+                chunk = await self._store.cancel(where, delivery, CANCEL_CHUNK)
+                self._keeper.forget(chunk)
+                gone += chunk
+                if len(chunk) < CANCEL_CHUNK:
+                    return gone
+        finally:
+            for endpoint in held:
+                self._keeper.let_go(endpoint)
+
+    async def _endpoints_of(self, where: DeliveryFilter) -> frozenset[int]:
+        if where.endpoint is not None:
+            return frozenset({where.endpoint})
+        found: set[int] = set()
+        after: str | None = None
+        waiting = DeliveryFilter(where.tenant, where.endpoint, where.event_id, "waiting")
+        while True:
+            page = await self._store.deliveries(waiting, after, CANCEL_CHUNK)
+            found.update(info.endpoint for info in page.items)
+            after = page.next
+            if after is None:
+                return frozenset(found)
+
+
+class DeadLetters:
+    """Deliveries that were given up."""
+
+    def __init__(self, store: DeliveryStore, keeper: Keeper, store_time: StoreTime) -> None:
+        self._store = store
+        self._keeper = keeper
+        self._store_time = store_time
+
+    async def list(self, where: DeadFilter, after: str | None = None, limit: int = 100) -> Page[DeadLetter]:
+        """Dead letters without bodies, newest first."""
+        return await self._store.dead_letters(where, after, limit)
+
+    async def get(self, delivery_id: str) -> DeadLetter:
+        """One with its body. Raises `NotFound`."""
+        letter = await self._store.dead_letter(_number(delivery_id))
+        if letter is None:
+            raise NotFound(f"there is no dead letter {delivery_id[:40]}")
+        return letter
+
+    async def replay(self, where: DeadFilter, rate: float = REPLAY_RATE) -> int:
+        """Deliver them again in the bulk lane, their starts spread to `rate` a second; returns how many."""
+        if not 0 < rate <= REPLAY_RATE_MAX:
+            raise ConfigurationError(
+                f"rate={rate}: write deliveries per second, more than 0 and at most {REPLAY_RATE_MAX:.0f}"
+            )
+        spacing = round(1_000_000 / rate)
+        due = self._store_time()
+        # Letters that die again while the replay runs must not be taken twice.
+        died_before = min(where.died_before or due, due)
+        bounded = DeadFilter(
+            where.tenant, where.endpoint, where.event_type, where.why, where.delivery_id, where.died_from, died_before
+        )
+        count = 0
+        while True:
+            moved = await self._store.replay(bounded, due, spacing, REPLAY_CHUNK)
+            for part, lane, due_at in moved:
+                self._keeper.expect(part, lane, due_at)
+            count += len(moved)
+            due += spacing * len(moved)
+            if len(moved) < REPLAY_CHUNK:
+                return count
+
+    async def purge(self, where: DeadFilter) -> int:
+        """Delete them for good; returns how many."""
+        count = 0
+        while True:
+            gone = await self._store.purge_dead(where, PURGE_CHUNK)
+            count += gone
+            if gone < PURGE_CHUNK:
+                return count
+
+
+def _number(delivery_id: str) -> int:
+    try:
+        return decode_id(DELIVERY, delivery_id)
+    except ValueError as error:
+        raise NotFound(str(error)) from None
