@@ -107,7 +107,8 @@ def classify(evidence: Evidence) -> Verdict:
         case End.CIRCUIT_OPEN:
             return Verdict(Outcome.CIRCUIT_OPEN, Phase.ADMISSION, reason, RetrySafety.SAFE, Blame.US, False)
         case End.LIMIT:
-            return Verdict(_LIMIT_OUTCOME[phase], phase, reason, _safety(evidence), _limit_blame(phase), False)
+            safety = _safety(evidence) if phase in SETUP_PHASES else RetrySafety.AMBIGUOUS
+            return Verdict(_LIMIT_OUTCOME[phase], phase, reason, safety, _limit_blame(phase), False)
         case End.TOTAL:
             return Verdict(Outcome.DEADLINE_EXCEEDED, phase, reason, _safety(evidence), _limit_blame(phase), False)
         case End.DEADLINE:
