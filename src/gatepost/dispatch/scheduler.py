@@ -1,0 +1,330 @@
+"""Which delivery starts next, and which lanes to read: the owner's whole view of the queue, in memory and without a single await.
+
+It decides order and limits only: it performs no read, starts no task and asks no time (`now` is UTC microseconds of the store's
+clock, never going back). `dispatch.worker` drives it; everything in it is a copy of rows in the store and may be dropped.
+
+Theory of operation. A turn is `take`. Tenants go round, within a tenant its endpoints, within an endpoint its lanes by weight;
+each start costs one unit, so this is deficit round robin with equal quanta. First attempts go before retries, which have a
+share of the busy slots and, when first attempts never end, one start in five. A start needs a slot, room in its tenant's share
+while others have work, room at the endpoint (cap, rate) and at its host. Whoever lacks room leaves the round at no cost and is
+put back by the event that makes room: a finished attempt, a settled row, a timer, a change of settings. The lanes of an
+endpoint without room are not read either; they are `thirsty` until it has room. The round itself is in `dispatch.round`,
+reading in `dispatch.reads`, one lane in `dispatch.lanes`, loading and unloading in `dispatch.roster`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from gatepost.dispatch.lanes import IDLE_GRACE, Lane
+from gatepost.dispatch.reads import ReadQueue
+from gatepost.dispatch.roster import Directory, Roster
+from gatepost.dispatch.round import Round, SchedulerLimits, Start
+from gatepost.dispatch.seats import EndpointState
+from gatepost.dispatch.timers import Timers
+from gatepost.store.rows import LaneRows, LaneWant, Row
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStatistics:
+    """A snapshot."""
+
+    in_flight: int
+    retries_in_flight: int
+    unsettled: int
+    """Attempts that ended and are not settled."""
+    buffered: int
+    """Rows waiting in memory."""
+    lanes: int
+    endpoints: int
+    tenants: int
+    hosts: int
+    reading: int
+    """Lanes being read."""
+    timers: int
+    host_waits: int
+    """Times an endpoint waited for its host, since the start."""
+    sheds: dict[str, int]
+    """By host: times an endpoint with due rows left the round because it was full, since the start."""
+
+
+class LaneScheduler:
+    """The queue as one process sees it. `directory` gives the settings of an endpoint, or None when it is unknown."""
+
+    __slots__ = ("_idle", "_reads", "_roster", "_round", "_timers")
+
+    def __init__(self, limits: SchedulerLimits, directory: Directory) -> None:
+        self._timers: Timers[Lane | EndpointState] = Timers()
+        self._reads = ReadQueue()
+        self._round = Round(limits, self._reads, self._timers)
+        self._roster = Roster(limits, directory, self._round, self._timers)
+        self._idle: list[tuple[int, int]] = []
+
+    def __repr__(self) -> str:
+        return (
+            f"<LaneScheduler in_flight={self._round.in_flight}/{self._round.limit} buffered={self._reads.buffered} "
+            f"unsettled={self._round.unsettled} lanes={len(self._roster.lanes)}>"
+        )
+
+    @property
+    def in_flight(self) -> int:
+        """Attempts under way."""
+        return self._round.in_flight
+
+    @property
+    def unsettled(self) -> int:
+        """Attempts that ended and are not settled."""
+        return self._round.unsettled
+
+    @property
+    def buffered(self) -> int:
+        """Rows waiting in memory."""
+        return self._reads.buffered
+
+    @property
+    def limit(self) -> int:
+        """Attempts in flight allowed now; the loop-lag guard lowers it below the slots."""
+        return self._round.limit
+
+    @limit.setter
+    def limit(self, attempts: int) -> None:
+        self._round.limit = attempts
+
+    # --------------------------------------------------------------------------------- an attempt's life here
+
+    def take(self, now: int) -> Start | None:
+        """The next delivery to attempt, counted as in flight; None when nothing may start. O(1) amortised."""
+        return self._round.take(now)
+
+    def finish(self, start: Start, now: int) -> None:
+        """The attempt is over: its slots are free. Exactly one of `settled`, `retried` and `deferred` must follow."""
+        self._round.finish(start, now)
+        if not start.endpoint.lanes:
+            self._roster.unload_if_idle(start.endpoint, now)
+        if not start.host.endpoints:
+            self._roster.release_host(start.host)
+
+    def settled(self, start: Start, now: int) -> None:
+        """The store took the result and the row is gone: delivered, dead or cancelled."""
+        self._round.unsettled -= 1
+        start.lane.forget(start.row)
+        self._after(start.lane, now)
+
+    def retried(self, start: Start, attempt: int, due: int, now: int) -> None:
+        """The store took the result and the row is due again at `due`; in a FIFO lane it stays the head."""
+        lane = start.lane
+        self._round.unsettled -= 1
+        if lane.fifo:
+            lane.not_before = due
+            self._wait_again(lane, start.row._replace(attempt=attempt))
+        else:
+            lane.forget(start.row)
+            if not lane.dropped:
+                lane.expect(due)
+                self._timers.arm(lane, due)
+        self._after(lane, now)
+
+    def deferred(self, start: Start, until: int, now: int) -> None:
+        """The attempt came to nothing that counts, and nothing is written: the row waits as it was, its endpoint until `until`."""
+        self._round.unsettled -= 1
+        if until > now:
+            start.endpoint.hold_until = max(start.endpoint.hold_until, until)
+        self._wait_again(start.lane, start.row)
+        self._after(start.lane, now)
+
+    def _wait_again(self, lane: Lane, row: Row) -> None:
+        lane.put_back(row)
+        if not lane.dropped:
+            self._reads.buffered += 1
+            if not lane.endpoint.open:
+                self._reads.drop_rows(lane)
+
+    # ------------------------------------------------------------------------------------------ rows coming in
+
+    def hand_over(self, rows: Iterable[Row], now: int) -> None:
+        """Rows that were just stored: those that fit are taken without a read, the others noted to be read."""
+        reads = self._reads
+        for row in rows:
+            lane = self._roster.lanes.get(row.lane)
+            if lane is None:
+                # No marker was found for it at the last discovery, so it had no rows before this one.
+                lane = self._roster.load_lane(row.lane, row.part, now, unread=False)
+            if row.due_at > now:
+                lane.expect(row.due_at)
+                self._timers.arm(lane, row.due_at)
+            elif lane.unread or lane.reading or not lane.endpoint.open or not reads.room(lane):
+                if row.delivery_id not in lane.held:
+                    lane.missed(row.due_at)
+                    reads.consider(lane)
+            elif lane.append(row):
+                reads.buffered += 1
+                self._round.offer(lane, now)
+
+    def adopt(self, lanes: Iterable[tuple[int, int]], now: int) -> None:
+        """(part, lane) found by discovery: unknown ones will be read as soon as their endpoint has room."""
+        for part, number in lanes:
+            if number not in self._roster.lanes:
+                self._reads.consider(self._roster.load_lane(number, part, now, unread=True))
+
+    def expect(self, part: int, number: int, due_at: int, now: int) -> None:
+        """Somebody else put a row into the lane, due at `due_at` (a replay)."""
+        lane = self._roster.lanes.get(number) or self._roster.load_lane(number, part, now, unread=False)
+        if due_at > now:
+            lane.expect(due_at)
+            self._timers.arm(lane, due_at)
+        else:
+            lane.missed(due_at)
+            self._reads.consider(lane)
+
+    def wants(self, now: int) -> list[LaneWant]:
+        """What to read next; empty when nothing needs a read. `read` or `read_failed` must follow."""
+        return self._reads.wants(now)
+
+    def read(self, results: Sequence[LaneRows], asked_at: int, now: int) -> None:
+        """What a read returned; `asked_at` is the `now` it was asked with."""
+        for result in results:
+            lane = self._roster.lanes.get(result.lane)
+            if lane is None or not lane.reading:
+                continue  # its part was lost meanwhile
+            self._reads.reading -= 1
+            self._reads.buffered += lane.end_read(result.rows, result.next_due, asked_at)
+            if lane.next_due is not None:
+                self._timers.arm(lane, lane.next_due)
+            if not lane.endpoint.open:
+                self._reads.drop_rows(lane)
+            self._reads.consider(lane)
+            self._after(lane, now)
+
+    def read_failed(self, wants: Iterable[LaneWant]) -> None:
+        """The store did not answer; the lanes queue to be read again. The caller waits before it asks."""
+        for want in wants:
+            lane = self._roster.lanes.get(want.lane)
+            if lane is not None and lane.reading:
+                self._reads.reading -= 1
+                lane.fail_read()
+                self._reads.consider(lane)
+
+    # --------------------------------------------------------------------------------------------------- time
+
+    def tick(self, now: int) -> None:
+        """Act on every instant that has come: rows that are due, holds that end, lanes idle for long."""
+        while (target := self._timers.due(now)) is not None:
+            if isinstance(target, Lane):
+                self._tick_lane(target, now)
+            else:
+                self._round.activate(target, now)
+                self._roster.unload_if_idle(target, now)
+
+    def next_at(self) -> int | None:
+        """When `tick` has something to do next, or None."""
+        return self._timers.next_at()
+
+    def take_idle(self) -> list[tuple[int, int]]:
+        """(part, lane) that ran empty a while ago: their markers may go. Each is returned once."""
+        idle, self._idle = self._idle, []
+        return idle
+
+    def _tick_lane(self, lane: Lane, now: int) -> None:
+        if lane.next_due is not None:
+            if lane.next_due <= now:
+                lane.missed(lane.next_due)
+                lane.next_due = None
+                self._reads.consider(lane)
+            else:
+                self._timers.arm(lane, lane.next_due)
+        self._after(lane, now)
+
+    def _after(self, lane: Lane, now: int) -> None:
+        """Something about the lane changed: offer what it has, and let it go when it has been empty for a while."""
+        if lane.dropped:
+            return
+        if lane.first or lane.retries:
+            self._round.offer(lane, now)
+        elif not lane.quiet:
+            lane.idle_since = 0
+        elif not lane.idle_since:
+            lane.idle_since = now
+            self._timers.arm(lane, now + IDLE_GRACE)
+        elif now - lane.idle_since < IDLE_GRACE:
+            self._timers.arm(lane, lane.idle_since + IDLE_GRACE)
+        else:
+            self._idle.append((lane.part, lane.id))
+            self._roster.unload_lane(lane, now)
+
+    # ------------------------------------------------------------------------------------------- from outside
+
+    def endpoint_changed(self, number: int, now: int) -> None:
+        """The directory has something new about an endpoint, or has lost it."""
+        endpoint = self._roster.endpoints.get(number)
+        if endpoint is None:
+            return
+        self._roster.refresh(endpoint, now)
+        if endpoint.open:
+            self._round.activate(endpoint, now)
+        else:
+            for lane in endpoint.lanes.values():
+                self._reads.drop_rows(lane)
+
+    def hold_back(self, number: int, now: int) -> None:
+        """Start and read nothing of an endpoint until as many `let_go`: its rows are about to be cancelled."""
+        self._roster.hold_back(number, 1)
+        self.endpoint_changed(number, now)
+
+    def let_go(self, number: int, now: int) -> None:
+        """End of one `hold_back`."""
+        self._roster.hold_back(number, -1)
+        self.endpoint_changed(number, now)
+
+    def forget(self, delivery_ids: Collection[int], now: int) -> None:
+        """Rows that were cancelled in the store. O(lanes): an operator's action."""
+        gone = frozenset(delivery_ids)
+        for lane in list(self._roster.lanes.values()):
+            dropped = lane.remove(gone)
+            if dropped:
+                self._reads.buffered -= dropped
+                self._reads.consider(lane)
+                self._after(lane, now)
+
+    def drop_part(self, part: int, now: int) -> None:
+        """The part belongs to somebody else now: forget its rows at once. What is in flight ends by itself."""
+        for lane in [lane for lane in self._roster.lanes.values() if lane.part == part]:
+            self._reads.buffered -= lane.drop_rows()
+            self._reads.reading -= lane.reading
+            self._roster.unload_lane(lane, now)
+
+    # ---------------------------------------------------------------------------------------------- looking in
+
+    def closed_lanes(self) -> list[tuple[int, int]]:
+        """(endpoint, lane) of the lanes that may start nothing: their endpoint is paused, disabled or unknown."""
+        return [
+            (endpoint.number, lane)
+            for endpoint in self._roster.endpoints.values()
+            if not endpoint.open
+            for lane in endpoint.lanes
+        ]
+
+    def load_of(self, number: int) -> tuple[int, int]:
+        """(in flight, waiting in memory) of one endpoint."""
+        endpoint = self._roster.endpoints.get(number)
+        return (
+            (0, 0) if endpoint is None else (endpoint.in_flight, sum(lane.buffered for lane in endpoint.lanes.values()))
+        )
+
+    def statistics(self) -> SchedulerStatistics:
+        """A snapshot; O(hosts)."""
+        turns, roster = self._round, self._roster
+        return SchedulerStatistics(
+            in_flight=turns.in_flight,
+            retries_in_flight=turns.retries_in_flight,
+            unsettled=turns.unsettled,
+            buffered=self._reads.buffered,
+            lanes=len(roster.lanes),
+            endpoints=len(roster.endpoints),
+            tenants=roster.tenant_count,
+            hosts=roster.host_count,
+            reading=self._reads.reading,
+            timers=len(self._timers),
+            host_waits=turns.host_waits,
+            sheds=dict(turns.sheds),
+        )
