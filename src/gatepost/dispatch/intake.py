@@ -1,0 +1,253 @@
+"""Publishing: an event and its deliveries become durable in one transaction, and start at once without a read.
+
+Calls that wait together are stored together. It decides the fan-out (every endpoint of the tenant that takes the type) and
+refuses what cannot be taken (limits, a full disk); it starts nothing. Called by `Dispatcher.publish` and the outbox follower.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gatepost.delivery.ids import EVENT, IdSource, encode_id
+from gatepost.delivery.records import Receipt
+from gatepost.dispatch.bodies import Bodies
+from gatepost.dispatch.catalogue import Catalogue
+from gatepost.dispatch.new_event import EventDraft, sub_of
+from gatepost.dispatch.tenant_limits import TenantLimiter
+from gatepost.errors import IdempotencyConflict, LimitExceeded, Overloaded
+from gatepost.store.port import DeliveryStore
+from gatepost.store.rows import EnqueueResult, EventBody, NewEvent, OutboxEvent, Row, Target, lane_of
+
+BATCH_EVENTS_MAX: Final = 250
+BATCH_BYTES_MAX: Final = 4 * 1_048_576
+"""One transaction: a few milliseconds of writing."""
+BATCHES_AT_ONCE: Final = 2
+"""One is being committed while the next is prepared."""
+WAITING_EVENTS_MAX: Final = 10_000
+WAITING_BYTES_MAX: Final = 64 * 1_048_576
+"""Published and not yet stored; beyond it a publish is refused at once."""
+PUBLISH_TIMEOUT: Final = 5.0
+"""Seconds that `publish` waits for the store."""
+
+HandOver = Callable[[Sequence[Row]], None]
+
+
+@dataclass(slots=True)
+class IntakeStatistics:
+    """Counters since the start."""
+
+    published: int = 0
+    duplicates: int = 0
+    deliveries: int = 0
+    refused: int = 0
+
+
+class _Waiting:
+    """One event on its way into the store."""
+
+    __slots__ = ("event", "future", "taken")
+
+    def __init__(self, event: NewEvent, future: asyncio.Future[EnqueueResult]) -> None:
+        self.event = event
+        self.future = future
+        self.taken = False
+
+
+class Intake:
+    """Turns drafts into stored events. `store_time` is the store's clock in UTC microseconds."""
+
+    def __init__(
+        self,
+        store: DeliveryStore,
+        catalogue: Catalogue,
+        bodies: Bodies,
+        ids: IdSource,
+        limiter: TenantLimiter,
+        store_time: Callable[[], int],
+        hand_over: HandOver,
+        *,
+        publish_timeout: float = PUBLISH_TIMEOUT,
+    ) -> None:
+        self._store = store
+        self._catalogue = catalogue
+        self._bodies = bodies
+        self._ids = ids
+        self._limiter = limiter
+        self._store_time = store_time
+        self._hand_over = hand_over
+        self._publish_timeout = publish_timeout
+        self._queue: deque[_Waiting] = deque()
+        self._queue_bytes = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.statistics = IntakeStatistics()
+
+    async def publish(self, draft: EventDraft) -> Receipt:
+        """Store one event; durable when this returns.
+
+        Raises `IdempotencyConflict`, `LimitExceeded`, `Overloaded` (a slow store), `StoreFull` or `StoreError`.
+        """
+        try:
+            await self._limiter.check(draft.tenant, len(draft.body))
+        except LimitExceeded:
+            self.statistics.refused += 1
+            raise
+        event = self._new_event(draft)
+        result = await self._enqueue(event)
+        return self._receipt(draft.key, event, result)
+
+    async def publish_many(self, drafts: Sequence[EventDraft]) -> Sequence[Receipt | Exception]:
+        """As `publish` for each, in order; an event that cannot be taken yields its exception and harms no other."""
+        return [
+            result
+            for result in await asyncio.gather(*(self.publish(draft) for draft in drafts), return_exceptions=True)
+            if isinstance(result, Receipt | Exception)
+        ]
+
+    async def take_outbox(self, events: Sequence[OutboxEvent]) -> Sequence[tuple[OutboxEvent, EnqueueResult]]:
+        """Fan out events that publishers stored. What conflicts is returned too, and must be dropped by the caller."""
+        new_events = [self._from_outbox(event) for event in events]
+        results = await self._store.enqueue(new_events)
+        self._stored(new_events, results)
+        return list(zip(events, results, strict=True))
+
+    async def aclose(self) -> None:
+        """Wait until everything that was accepted is stored."""
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # ---------------------------------------------------------------------------------------------- fan-out
+
+    def _new_event(self, draft: EventDraft) -> NewEvent:
+        now = self._store_time()
+        event_id = self._ids.next()
+        due = now if draft.not_before is None else max(now, draft.not_before)
+        return NewEvent(
+            event_id=event_id,
+            tenant=draft.tenant,
+            key=draft.key,
+            type=draft.type,
+            content_type=draft.content_type,
+            body=draft.body,
+            created_at=now,
+            targets=self._targets(draft.tenant, draft.type, draft.sub, due),
+        )
+
+    def _from_outbox(self, event: OutboxEvent) -> NewEvent:
+        now = self._store_time()
+        due = now if event.not_before is None else max(now, event.not_before)
+        return NewEvent(
+            event_id=event.event_id,
+            tenant=event.tenant,
+            key=event.key,
+            type=event.type,
+            content_type=event.content_type,
+            body=event.body,
+            created_at=event.created_at,
+            targets=self._targets(event.tenant, event.type, sub_of(event.priority, event.ordering_key), due),
+            outbox_id=event.outbox_id,
+        )
+
+    def _targets(self, tenant: str, event_type: str, sub: int, due: int) -> Sequence[Target]:
+        parts = self._store.capabilities.parts
+        return [
+            Target(lane_of(listed.number, sub), listed.number % parts, self._ids.next(), due)
+            for listed in self._catalogue.takers(tenant, event_type)
+        ]
+
+    # -------------------------------------------------------------------------------------------- coalescing
+
+    async def _enqueue(self, event: NewEvent) -> EnqueueResult:
+        size = len(event.body)
+        if len(self._queue) >= WAITING_EVENTS_MAX or self._queue_bytes + size > WAITING_BYTES_MAX:
+            self.statistics.refused += 1
+            raise Overloaded("the store cannot keep up with what is published: nothing was stored", retry_after=1.0)
+        waiting = _Waiting(event, asyncio.get_running_loop().create_future())
+        self._queue.append(waiting)
+        self._queue_bytes += size
+        if len(self._tasks) < BATCHES_AT_ONCE:
+            # The batch belongs to a task of its own: a publisher that is cancelled must not take others' events with it,
+            # and what was stored must be handed over whoever still waits.
+            task = asyncio.get_running_loop().create_task(self._store_batches(), name="gatepost intake")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        try:
+            async with asyncio.timeout(self._publish_timeout):
+                return await asyncio.shield(waiting.future)
+        except TimeoutError:
+            self.statistics.refused += 1
+            raise self._too_slow(waiting) from None
+        finally:
+            if not waiting.taken and not waiting.future.done():
+                self._queue.remove(waiting)
+                self._queue_bytes -= size
+
+    def _too_slow(self, waiting: _Waiting) -> Overloaded:
+        stored = (
+            "whether it was stored is not known: publish again with the same idempotency_key"
+            if waiting.taken
+            else "nothing was stored"
+        )
+        return Overloaded(f"the store did not answer within {self._publish_timeout:g} s; {stored}", retry_after=1.0)
+
+    async def _store_batches(self) -> None:
+        while self._queue:
+            batch = self._take_batch()
+            events = [waiting.event for waiting in batch]
+            try:
+                results = await self._store.enqueue(events)
+            except Exception as error:  # noqa: BLE001 - it belongs to the publishers, and is raised there
+                for waiting in batch:
+                    _fail(waiting, error)
+                continue
+            self._stored(events, results)
+            for waiting, result in zip(batch, results, strict=True):
+                if not waiting.future.done():
+                    waiting.future.set_result(result)
+
+    def _take_batch(self) -> list[_Waiting]:
+        batch: list[_Waiting] = []
+        size = 0
+        while self._queue and len(batch) < BATCH_EVENTS_MAX and size < BATCH_BYTES_MAX:
+            waiting = self._queue.popleft()
+            waiting.taken = True
+            size += len(waiting.event.body)
+            batch.append(waiting)
+        self._queue_bytes -= size
+        return batch
+
+    def _stored(self, events: Sequence[NewEvent], results: Sequence[EnqueueResult]) -> None:
+        """What is durable now starts at once: its rows go to the scheduler, its body into memory."""
+        rows: list[Row] = []
+        counts = self.statistics
+        for event, result in zip(events, results, strict=True):
+            if result.duplicate or result.conflict:
+                counts.duplicates += 1
+                continue
+            counts.published += 1
+            if event.targets:
+                self._bodies.put(EventBody(event.event_id, event.tenant, event.type, event.content_type, event.body))
+                for lane, part, delivery_id, due_at in event.targets:
+                    rows.append(Row(lane, due_at, delivery_id, event.event_id, 0, due_at, part))
+        counts.deliveries += len(rows)
+        if rows:
+            self._hand_over(rows)
+
+    def _receipt(self, key: str | None, event: NewEvent, result: EnqueueResult) -> Receipt:
+        public_id = encode_id(EVENT, result.event_id)
+        if result.conflict:
+            raise IdempotencyConflict(
+                public_id,
+                f"idempotency_key {key!r} was used for another event ({public_id}) with another type or payload: "
+                "a key names one event, write a new key for a new one",
+            )
+        return Receipt(public_id, result.duplicate, len(event.targets) if not result.duplicate else 0)
+
+
+def _fail(waiting: _Waiting, error: Exception) -> None:
+    if not waiting.future.done():
+        waiting.future.set_exception(error)
+        waiting.future.exception()  # a publisher that gave up does not look
