@@ -241,7 +241,8 @@ class Flight:
             return
         checked = check_addresses(found.addresses, self._client.egress, found.chain)
         if isinstance(checked, Denied):
-            self._end(End.DENIED, checked.reason)
+            # An empty answer denies nothing: the name has no address, today.
+            self._end(End.FAULT if checked.reason is Reason.DNS_NO_ADDRESS else End.DENIED, checked.reason)
             return
         self._connect(checked, now)
 

@@ -89,9 +89,9 @@ class NameCache:
         found: Found
         try:
             async with asyncio.timeout(LOOKUP_LIMIT):
-                found = await self._resolver.resolve(host)
+                found = _checked(await self._resolver.resolve(host))
         except ResolveError as error:
-            found = error
+            found = _known(error)
         except TimeoutError:
             found = ResolveError(Reason.DNS_TIMEOUT, temporary=True)
         except Exception as error:  # noqa: BLE001 - a resolver is users' code: its bug must not leave listeners waiting
@@ -113,3 +113,23 @@ class NameCache:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._pending.clear()
+
+
+def _checked(answer: object) -> Resolution:
+    """The answer, if it is one; raises `TypeError`. What does not fit would raise in every listener instead."""
+    if not isinstance(answer, Resolution):
+        raise TypeError(f"resolve() returned a {type(answer).__name__}: return a Resolution")
+    for texts in (answer.addresses, answer.chain):
+        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+            raise TypeError("addresses and chain are sequences of text: write Resolution(('192.0.2.1',))")
+    return answer
+
+
+def _known(error: ResolveError) -> ResolveError:
+    """The error with a code of ours: a resolver may have words of its own for a name that does not exist."""
+    try:
+        Reason(error.code)
+    except ValueError:
+        code = Reason.DNS_TEMPORARY_FAILURE if error.temporary else Reason.DNS_NO_ADDRESS
+        return ResolveError(code, error.temporary, str(error))
+    return error
