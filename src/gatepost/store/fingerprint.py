@@ -12,5 +12,4 @@ KEY_BYTES: Final = 16
 def key_fingerprint(tenant: str, key: str) -> bytes:
     """Names (tenant, key)."""
     # The length keeps ("a", "bc") apart from ("ab", "c").
-    owner = tenant.encode()
-    return blake2b(b"%d:%b%b" % (len(owner), owner, key.encode()), digest_size=KEY_BYTES).digest()
+    return blake2b(f"{len(tenant)}:{tenant}{key}".encode(), digest_size=KEY_BYTES).digest()

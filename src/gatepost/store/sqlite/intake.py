@@ -6,7 +6,8 @@ Called by `work` inside a transaction; memory follows only after the commit. It 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import repeat
 from typing import Any
 
 from gatepost.store.fingerprint import key_fingerprint
@@ -70,11 +71,14 @@ class Intake:
 
     def _sort_out(
         self, events: Sequence[NewEvent], fingerprints: Sequence[bytes | None]
-    ) -> tuple[list[EnqueueResult], list[int]]:
+    ) -> tuple[list[EnqueueResult], Sequence[int]]:
         """Results, and the places of the events to store."""
         keys = [fingerprint for fingerprint in fingerprints if fingerprint is not None]
+        ids = [event.event_id for event in events]
         first_by_key = self._keys.find(keys) if keys else {}
-        stored = self._stored(event.event_id for event in events)
+        stored = self._stored(ids)
+        if not first_by_key and not stored and len(set(keys)) == len(keys) and len(set(ids)) == len(ids):
+            return list(map(EnqueueResult, ids, repeat(False), repeat(False))), range(len(ids))  # the usual answer
         accepted: dict[int, NewEvent] = {}
         first_here: dict[bytes, NewEvent] = {}
         results: list[EnqueueResult] = []
@@ -98,7 +102,7 @@ class Intake:
             results.append(EnqueueResult(event_id, duplicate=False, conflict=False))
         return results, fresh
 
-    def _stored(self, ids: Iterable[int]) -> set[int]:
+    def _stored(self, ids: Sequence[int]) -> set[int]:
         """Which of these events exist. Ids rise, so that the usual answer costs nothing."""
         doubtful = [number for number in ids if number <= self._newest]
         return {row[0] for row in _KNOWN_EVENTS.fetch(self._connection, doubtful)} if doubtful else set()
@@ -118,7 +122,7 @@ class Intake:
         ids: list[int] = []
         lanes: list[int] = []
         keys: list[tuple[bytes, int]] = []
-        owners = self._tally.owners
+        owners, newest = self._tally.owners, self._pending_newest
         for event, fingerprint in fresh:
             event_id, born_at = event.event_id, event.created_at
             own_ids = []
@@ -130,6 +134,8 @@ class Intake:
                 if lane >> 8 not in owners:
                     self._tally.own(self._connection, lane, event.tenant)
             ids += own_ids
+            if event_id > newest:
+                newest = event_id
             event_values += (
                 event_id,
                 event.tenant,
@@ -142,7 +148,7 @@ class Intake:
             )
             if fingerprint is not None:
                 keys.append((fingerprint, event_id))
-            self._pending_newest = max(self._pending_newest, event_id)
+        self._pending_newest = newest
         _INSERT_EVENTS.run(self._connection, event_values)
         _INSERT_DELIVERIES.run(self._connection, delivery_values)
         _INSERT_HISTORY.run(self._connection, history_values)

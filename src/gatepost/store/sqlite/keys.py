@@ -19,6 +19,8 @@ YOUNG_MAX: Final = 32_768
 a page: with a million keys in the table 3 of them do, with 200,000 some 16."""
 STRIPS: Final = 128
 """So that a strip is ~256 keys: about 2 ms of the commit that carries it."""
+_STRIP_SHIFT: Final = 1
+"""The upper 7 bits of a key's first byte are its strip."""
 
 _FIND = where_in("SELECT key, event_id FROM idempotency_key WHERE generation IN (0, 1) AND key IN")
 _INSERT = insert("idempotency_key", "generation, key, event_id", or_ignore=True)
@@ -38,8 +40,7 @@ class KeyIndex:
         self._generation = read_meta(connection, "key_generation")
         self._ending = False  # the current generation waits only for the keys in memory to be written
         known = connection.execute("SELECT key, id FROM event WHERE id > ? AND key IS NOT NULL", (self._rounds.marker,))
-        for key, event_id in known:
-            self._keep(key, event_id)
+        self._keep(known.fetchall())
 
     def __len__(self) -> int:
         """Keys held in memory."""
@@ -48,20 +49,21 @@ class KeyIndex:
     def find(self, keys: Sequence[bytes]) -> Mapping[bytes, int]:
         """The event that used each key; keys never used are left out."""
         found: dict[bytes, int] = dict(_FIND.fetch(self._connection, keys))
+        young = self._young
         for key in keys:
-            event_id = self._young[_strip_of(key)].get(key)
+            event_id = young[key[0] >> _STRIP_SHIFT].get(key)
             if event_id is not None:
                 found[key] = event_id
         return found
 
     def add(self, keys: Sequence[tuple[bytes, int]]) -> None:
         """These keys were used for the first time, by these events, in the transaction under way."""
+        goal = self._rounds.goal
+        self._new += [pair for pair in keys if pair[1] > goal]
         late: list[bytes | int] = []
         for key, event_id in keys:
-            if event_id <= self._rounds.goal:
+            if event_id <= goal:
                 late += (self._generation, key, event_id)
-            else:
-                self._new.append((key, event_id))
         _INSERT.run(self._connection, late)
 
     def write_strip(self) -> None:
@@ -81,9 +83,9 @@ class KeyIndex:
         if strip is not None:
             self._young_count -= len(self._young[strip])
             self._young[strip] = {}
-        for key, event_id in self._new:
-            self._keep(key, event_id)
-        self._new.clear()
+        if self._new:
+            self._keep(self._new)
+            self._new.clear()
 
     def rolled_back(self) -> None:
         """It never was."""
@@ -125,11 +127,11 @@ class KeyIndex:
         write_meta(self._connection, "key_generation", generation)
         write_meta(self._connection, "key_generation_at", now)
 
-    def _keep(self, key: bytes, event_id: int) -> None:
-        self._young[_strip_of(key)][key] = event_id
-        self._young_count += 1
-        self._rounds.saw(event_id)
-
-
-def _strip_of(key: bytes) -> int:
-    return key[0] >> 1  # 128 strips
+    def _keep(self, keys: Sequence[tuple[bytes, int]]) -> None:
+        young, newest = self._young, 0
+        for key, event_id in keys:
+            young[key[0] >> _STRIP_SHIFT][key] = event_id
+            if event_id > newest:
+                newest = event_id
+        self._young_count += len(keys)
+        self._rounds.saw(newest)

@@ -39,7 +39,8 @@ class Tally:
         self.backlog: dict[str, int] = {}
         """Waiting rows by tenant."""
         for lane, rows in self.depth.items():
-            self._add_backlog(lane, rows)
+            tenant = self.owners.get(lane >> 8, "")
+            self.backlog[tenant] = self.backlog.get(tenant, 0) + rows
         self._counts = {name: read_meta(connection, name) for name in _COUNTED}
         self._pending_counts = dict.fromkeys(_COUNTED, 0)
         self._added: list[int] = []
@@ -96,16 +97,24 @@ class Tally:
         """Let the pending changes count."""
         if self._new_owners:
             self.owners.update(self._new_owners)
-        depth = self.depth
+        owners, depth, backlog = self.owners, self.depth, self.backlog
         for lane in self._added:
             depth[lane] = depth.get(lane, 0) + 1
-            self._add_backlog(lane, 1)
+            tenant = owners.get(lane >> 8, "")
+            backlog[tenant] = backlog.get(tenant, 0) + 1
         for lane in self._removed:
-            self._set_depth(lane, depth.get(lane, 0) - 1)
-            self._add_backlog(lane, -1)
+            rows = depth.get(lane, 0)
+            if rows > 1:
+                depth[lane] = rows - 1
+            else:
+                depth.pop(lane, None)
+            tenant = owners.get(lane >> 8, "")
+            backlog[tenant] = backlog.get(tenant, 0) - 1
         for lane, rows in self._recounted.items():
-            self._add_backlog(lane, rows - depth.get(lane, 0))
-            self._set_depth(lane, rows)
+            tenant = owners.get(lane >> 8, "")
+            backlog[tenant] = backlog.get(tenant, 0) + rows - depth.pop(lane, 0)
+            if rows:
+                depth[lane] = rows
         for name, change in self._pending_counts.items():
             self._counts[name] += change
         self.rolled_back()
@@ -118,13 +127,3 @@ class Tally:
         self._recounted.clear()
         self._new_owners.clear()
         self._pending_counts = dict.fromkeys(_COUNTED, 0)
-
-    def _set_depth(self, lane: int, rows: int) -> None:
-        if rows > 0:
-            self.depth[lane] = rows
-        else:
-            self.depth.pop(lane, None)
-
-    def _add_backlog(self, lane: int, rows: int) -> None:
-        tenant = self.owners.get(lane >> 8, "")
-        self.backlog[tenant] = self.backlog.get(tenant, 0) + rows
