@@ -113,8 +113,7 @@ class Dial:
             if number == 0:  # an address the system cannot read at all
                 number = -1
         if number == 0:
-            self._win(sock, address)
-            return True
+            return self._win(sock, address)
         if number not in _IN_PROGRESS:
             self._reason = connect_reason(number)
             sock.close()
@@ -126,33 +125,37 @@ class Dial:
     def _on_writable(self, sock: socket.socket) -> None:
         address = self._pending.pop(sock)
         self._loop.remove_writer(sock.fileno())
-        number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        try:
+            number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        except OSError as error:
+            number = error.errno or -1
         if number == 0:
-            self._win(sock, address)
-            return
-        self._reason = connect_reason(number)
-        sock.close()
+            if self._win(sock, address):
+                return
+        else:
+            self._reason = connect_reason(number)
+            sock.close()
         if self._timer is not None:
             self._timer.cancel()
         self.start()
 
-    def _win(self, sock: socket.socket, address: str) -> None:
-        connected = self._connected
-        assert connected is not None
-        self.cancel()
+    def _win(self, sock: socket.socket, address: str) -> bool:
+        """Report the connection; False when it turned out to be none, so that another address is tried."""
         try:
             peer = sock.getpeername()
         except OSError as error:  # reset between connect and now
             self._reason = connect_reason(error.errno)
             sock.close()
-            self._fail()
-            return
+            return False
         if not _same_address(str(peer[0]), address) or peer[1] != self._port:
             self._reason = Reason.PEER_MISMATCH
             sock.close()
-            self._fail()
-            return
+            return False
+        connected = self._connected
+        assert connected is not None
+        self.cancel()
         connected(sock, address)
+        return True
 
     def _fail(self) -> None:
         self.cancel()
