@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import ssl
 import warnings
@@ -162,6 +163,13 @@ def assert_nothing_held(client: DispatchClient, *, idle: int = 0) -> None:
     assert statistics.waiting_for_connection == 0
     for origin, host in statistics.hosts.items():
         assert (host.in_use, host.waiting) == (0, 0), origin
+
+
+async def wait_idle(client: DispatchClient, idle: int, patience: float = 5.0) -> None:
+    """Wait until `idle` connections are in the pool; raises `TimeoutError` otherwise."""
+    async with asyncio.timeout(patience):
+        while client.statistics().connections_idle != idle:  # noqa: ASYNC110  # a counter of another part
+            await asyncio.sleep(0.001)
 
 
 async def meet(

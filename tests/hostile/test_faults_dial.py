@@ -67,7 +67,7 @@ async def test_a_refused_connection_is_safe_and_immediate() -> None:
 async def test_a_black_holed_first_address_costs_one_stagger_and_then_nothing() -> None:
     """Broken IPv6 must not cost the connect limit, and the family that won is tried first from then on."""
     with same_descriptors():
-        async with HostileServer("black-hole", host="::1") as hole, HostileServer("ok", port=hole.port) as good:
+        async with HostileServer("ok") as good, HostileServer("black-hole", host="::1", port=good.port):
             policy = limits(connect_timeout=2.0, keepalive_expiry=0.0)
             resolver = FixedResolver({"dual.example.com": ("::1", "127.0.0.1")})
             async with DispatchClient(policy, egress=LOOPBACK, resolver=resolver) as client:

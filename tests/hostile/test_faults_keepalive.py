@@ -9,7 +9,7 @@ import pytest
 
 from gatepost.net.client import DispatchClient
 from gatepost.testing.hostile import HostileServer, answering
-from tests.hostile.engine import IDENTITY, LOOPBACK, SMALL, assert_nothing_held, limits, same_descriptors
+from tests.hostile.engine import IDENTITY, LOOPBACK, SMALL, assert_nothing_held, limits, same_descriptors, wait_idle
 
 ANNOUNCED = [
     ("timeout=30", True),
@@ -74,15 +74,17 @@ async def test_a_silent_idle_limit_costs_no_delivery() -> None:
 
 async def test_a_close_once_observed_is_not_run_into_again() -> None:
     """0.8 of the shortest idle age at which the peer closed: after the first close the race is avoided, not won."""
-    async with HostileServer("idle-limit", seconds=0.1) as server, DispatchClient(limits(), egress=LOOPBACK) as client:
+    async with (
+        HostileServer("idle-limit", seconds=1.0) as server,
+        DispatchClient(limits(), egress=LOOPBACK) as client,
+    ):
         await client.deliver(server.url, SMALL, IDENTITY)
-        await asyncio.sleep(0.15)
-        assert_nothing_held(client)
+        await wait_idle(client, 0)
         await client.deliver(server.url, SMALL, IDENTITY)
         assert_nothing_held(client, idle=1)
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.2)
         assert (await client.deliver(server.url, SMALL, IDENTITY)).reused
-        await asyncio.sleep(0.09)
+        await asyncio.sleep(0.85)
         attempt = await client.deliver(server.url, SMALL, IDENTITY)
         assert not attempt.reused
         assert not attempt.stale_retry

@@ -31,6 +31,7 @@ from tests.hostile.engine import (
     fault,
     limits,
     same_descriptors,
+    wait_idle,
 )
 
 STEP = 0.00025
@@ -163,7 +164,7 @@ async def test_a_connection_closed_long_before_is_never_written_to(name: str) ->
                 attempt = await client.deliver(server.url, SMALL, IDENTITY)
                 assert attempt.delivered
                 assert (attempt.reused, attempt.stale_retry) == (False, False)
-                await asyncio.sleep(0.002)
+                await wait_idle(client, 0)
                 assert_nothing_held(client)
                 assert server.connections == number + 1
             assert server.request_count == 10
@@ -190,7 +191,7 @@ async def test_an_unsolicited_response_is_never_taken_for_the_next_answer() -> N
                 attempt = await client.deliver(server.url, SMALL, IDENTITY)
                 answered(kept=True).check(attempt)
                 assert not attempt.reused
-                await asyncio.sleep(0.01)
+                await wait_idle(client, 0)
                 assert_nothing_held(client)
 
 

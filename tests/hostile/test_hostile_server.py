@@ -25,6 +25,8 @@ from tests.hostile.wire import Wire, post
 
 PATIENCE = 0.15
 """Seconds after which a connection that is neither closed nor reset counts as open."""
+LONG_PATIENCE = 5.0
+"""Seconds for what is expected to come, on a busy machine."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,8 @@ class Seen:
     """`eof`, `reset` or `open`."""
 
 
-async def exchange(server: HostileServer, *requests: bytes, gap: float = 0.0) -> Seen:
-    """Send `requests` and read until the end, a reset, or `PATIENCE` without a byte."""
+async def exchange(server: HostileServer, expected: bytes, end: str, *requests: bytes) -> Seen:
+    """Send `requests` and read until the end or a reset; for `open`, until `PATIENCE` without a byte after `expected`."""
     loop = asyncio.get_running_loop()
     data = b""
     with socket.create_connection(("127.0.0.1", server.port)) as sock:
@@ -46,10 +48,9 @@ async def exchange(server: HostileServer, *requests: bytes, gap: float = 0.0) ->
             for number, request in enumerate(requests):
                 if number:
                     data += await loop.sock_recv(sock, 65_536)
-                    await asyncio.sleep(gap)
                 await loop.sock_sendall(sock, request)
             while True:
-                async with asyncio.timeout(PATIENCE):
+                async with asyncio.timeout(PATIENCE if end == "open" and expected in data else LONG_PATIENCE):
                     part = await loop.sock_recv(sock, 65_536)
                 if not part:
                     return Seen(data, "eof")
@@ -118,7 +119,7 @@ ONE_REQUEST = [
 
 async def check(name: str, expected: bytes, end: str) -> None:
     async with HostileServer(name) as server:
-        seen = await exchange(server, post())
+        seen = await exchange(server, expected, end, post())
         await server.wait_disconnected()
     assert seen.end == end, name
     assert expected in seen.data, name
@@ -153,7 +154,7 @@ async def test_an_answer_can_come_before_the_body_is_read(name: str, data: bytes
         seen = b""
         how = "open"
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(2 * PATIENCE if end == "open" else LONG_PATIENCE):
                 while part := await wire.reader.read(65_536):
                     seen += part
                 how = "eof"
@@ -173,7 +174,7 @@ async def test_an_answer_can_come_before_the_body_is_read(name: str, data: bytes
 async def test_a_stale_connection_ends_as_the_second_request_arrives(name: str, end: str) -> None:
     """The race every keep-alive client has to win; `seconds` moves it."""
     async with HostileServer(name, seconds=0.003) as server:
-        seen = await exchange(server, post(), post())
+        seen = await exchange(server, b"ok", end, post(), post())
         assert seen.end == end
         assert seen.data.count(b"HTTP/1.1 200") == 1
         assert server.request_count == (1 if name == "stale-close" else 2)
@@ -232,16 +233,16 @@ async def test_a_slow_success_comes_when_it_said() -> None:
 @pytest.mark.parametrize("name", ["keep-alive-timeout", "idle-limit"])
 async def test_an_idle_connection_is_closed_after_its_limit(name: str) -> None:
     """Requests within the limit are answered, and each starts it anew."""
-    async with HostileServer(name, seconds=0.1) as server:
+    async with HostileServer(name, seconds=1.0) as server:
         wire = await Wire.open(server.port)
-        for _ in range(3):
+        began = SYSTEM_CLOCK.monotonic()
+        for _ in range(2):
             await wire.send(post())
             head = await wire.reader.readuntil(b"\r\n\r\nok")
-            assert (b"Keep-Alive: timeout=0" in head) == (name == "keep-alive-timeout")
-            await asyncio.sleep(0.06)
-        began = SYSTEM_CLOCK.monotonic()
+            assert (b"Keep-Alive: timeout=1" in head) == (name == "keep-alive-timeout")
+            await asyncio.sleep(0.3)
         assert await wire.rest() == b""
-        assert SYSTEM_CLOCK.monotonic() - began < 1.0
+        assert 1.25 <= SYSTEM_CLOCK.monotonic() - began < 3.0
         await wire.close()
 
 
@@ -276,7 +277,7 @@ async def test_a_handshake_can_be_spoiled(name: str, error: type[Exception]) -> 
 
         def shake() -> None:
             with socket.create_connection(("127.0.0.1", server.port)) as plain:
-                plain.settimeout(PATIENCE)
+                plain.settimeout(PATIENCE if name == "tls-stall" else LONG_PATIENCE)
                 ssl.create_default_context().wrap_socket(plain, server_hostname="localhost")
 
         with pytest.raises(error):
