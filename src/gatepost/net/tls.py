@@ -24,7 +24,8 @@ CONTEXTS_MAX: Final = 512
 class TLSProfile:
     """How to speak TLS to one endpoint. Key material is never shown by `repr`.
 
-    Raises `ConfigurationError` when a part is missing or cannot be read.
+    Raises `ConfigurationError` when a part is missing. What cannot be read is refused by `TLSContexts.get`, before anything
+    is sent.
     """
 
     ca_pem: str | bytes | None = field(default=None, repr=False)
@@ -62,6 +63,10 @@ class TLSContexts:
         return context
 
 
+_NO_PASSWORD: Final = ""
+"""Without one, OpenSSL asks the terminal for the password of an encrypted key, and the event loop waits for the answer."""
+
+
 def _build(profile: TLSProfile) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # verifies certificate and name
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -96,24 +101,26 @@ def _load_system_store(context: ssl.SSLContext) -> None:
 
 def _load_client_certificate(context: ssl.SSLContext, certificate: str | bytes, key: str | bytes) -> None:
     """`load_cert_chain` reads files only: an anonymous one where the system has it, else one that is gone at once."""
-    parts = [part if isinstance(part, bytes) else part.encode("ascii") for part in (key, certificate)]
-    pem = b"\n".join(parts)
+    # Never a UnicodeEncodeError, which would carry the whole key: what is not ASCII is no PEM, and OpenSSL says so.
+    pem = b"\n".join(
+        part if isinstance(part, bytes) else part.encode("ascii", "replace") for part in (key, certificate)
+    )
     try:
         if hasattr(os, "memfd_create"):
             handle = os.memfd_create("gatepost-client-cert", os.MFD_CLOEXEC)
             try:
                 os.write(handle, pem)
-                context.load_cert_chain(f"/proc/self/fd/{handle}")
+                context.load_cert_chain(f"/proc/self/fd/{handle}", password=_NO_PASSWORD)
             finally:
                 os.close(handle)
         else:
             with tempfile.NamedTemporaryFile() as file:  # mode 0600
                 file.write(pem)
                 file.flush()
-                context.load_cert_chain(file.name)
+                context.load_cert_chain(file.name, password=_NO_PASSWORD)
     except (ssl.SSLError, ValueError) as error:
         raise ConfigurationError(
-            "client_cert_pem and client_key_pem are no matching pair of PEM certificate and key"
+            "client_cert_pem and client_key_pem are no matching pair of PEM certificate and key: write a key without password"
         ) from error
 
 
