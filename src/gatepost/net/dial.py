@@ -50,7 +50,7 @@ class Dial:
     After `cancel` neither is called and no socket is left open.
     """
 
-    __slots__ = ("_connected", "_failed", "_left", "_loop", "_pending", "_port", "_reason", "_timer")
+    __slots__ = ("_connected", "_failed", "_left", "_loop", "_pending", "_port", "_reason", "_timer", "tried")
 
     def __init__(
         self,
@@ -68,6 +68,8 @@ class Dial:
         self._pending: dict[socket.socket, str] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._reason = Reason.CONNECT_FAILED
+        self.tried: str | None = None
+        """The address tried last."""
 
     def start(self) -> None:
         """Try the first address; more follow by the stagger, or at once when one fails."""
@@ -96,6 +98,7 @@ class Dial:
 
     def _try(self, address: str) -> bool:
         """Begin to connect; False when that failed at once."""
+        self.tried = address
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         try:
             sock = socket.socket(family, socket.SOCK_STREAM)

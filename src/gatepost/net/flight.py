@@ -257,6 +257,8 @@ class Flight:
 
     def on_connect_failed(self, reason: Reason) -> None:
         """No address could be connected to."""
+        assert self._dial is not None
+        self.address = self._dial.tried
         self._dial = None
         self._next(CONNECT)
         self._end(End.FAULT, reason)
@@ -556,7 +558,7 @@ class Flight:
         reader = self._reader
         head = None if reader is None else reader.head
         connection = self._connection
-        address = self.address
+        address = self.address if self._dial is None else self._dial.tried
         if address is not None:
             port = self._host.target.port
             address = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
