@@ -22,6 +22,7 @@ async def test_a_black_hole_costs_the_connect_limit() -> None:
     """SYNs that nobody answers are the commonest way for a dead host to look."""
     attempt = await meet("black-hole", timed_out(Outcome.CONNECT_TIMEOUT, Phase.CONNECT, Reason.CONNECT_TIMEOUT))
     assert attempt.bytes_sent == 0
+    assert attempt.address == attempt.host.removeprefix("http://"), "the operator wants to know which address it was"
 
 
 async def test_a_silent_receiver_costs_the_read_limit() -> None:
@@ -34,6 +35,14 @@ async def test_a_receiver_that_never_reads_costs_the_write_limit() -> None:
     """Most HTTP clients have no limit on writing and hang here for ever."""
     attempt = await meet(
         "never-reads", timed_out(Outcome.WRITE_TIMEOUT, Phase.WRITE, Reason.WRITE_TIMEOUT), payload=BIG
+    )
+    assert 0 < attempt.bytes_sent < len(BIG)
+
+
+async def test_a_receiver_that_reads_slowly_costs_the_write_limit_too() -> None:
+    """Bytes that trickle out must not extend the limit, or one receiver holds a slot for as long as it likes."""
+    attempt = await meet(
+        "slow-read", timed_out(Outcome.WRITE_TIMEOUT, Phase.WRITE, Reason.WRITE_TIMEOUT), seconds=0.005, payload=BIG
     )
     assert 0 < attempt.bytes_sent < len(BIG)
 

@@ -11,7 +11,7 @@ import resource
 import pytest
 
 from gatepost.delivery.outcome import Outcome, RetrySafety
-from gatepost.testing.hostile import BEHAVIOURS
+from gatepost.testing.hostile import BEHAVIOURS, answering
 from gatepost.wire.phases import Phase
 from gatepost.wire.reasons import BodyFault, Reason
 from tests.hostile.engine import BIG, LIMIT, Expected, answered, fault, limits, meet, timed_out
@@ -53,6 +53,18 @@ CASES: list[tuple[str, float | None, Expected]] = [
 async def test_a_bad_response_is_bounded_and_named(name: str, seconds: float | None, expected: Expected) -> None:
     """Every limit here has been missing in some client, and each missing one holds a slot for ever."""
     await meet(name, expected, seconds=seconds)
+
+
+async def test_the_body_of_a_failure_decides_nothing_but_is_bounded_too() -> None:
+    """A huge or dripping error page must not hold the slot longer than a good answer may."""
+    head = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 10000000\r\n\r\n"
+    unsafe = RetrySafety.AMBIGUOUS
+    large = answered(500, safety=unsafe, body_fault=BodyFault.TOO_LARGE, reason=Reason.RESPONSE_TOO_LARGE)
+    await meet(answering(head + bytes(1_000_000)), large)
+    late = answered(500, safety=unsafe, body_fault=BodyFault.TIMEOUT, reason=Reason.RESPONSE_TIMEOUT, at_least=LIMIT)
+    await meet(answering(head + b"x"), late)
+    cut = answered(500, safety=unsafe, body_fault=BodyFault.INCOMPLETE, reason=Reason.RESPONSE_INCOMPLETE)
+    await meet(answering(head + b"x", close=True), cut)
 
 
 TOO_BIG = answered(413, safety=RetrySafety.SAFE, phase=(Phase.READ, Phase.WRITE))

@@ -13,7 +13,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from gatepost.delivery.outcome import Outcome
+from gatepost.delivery.outcome import Outcome, RetrySafety
 from gatepost.net.client import DispatchClient
 from gatepost.net.tls import TLSProfile
 from gatepost.testing.hostile import BEHAVIOURS, HostileServer
@@ -208,6 +208,10 @@ PLAYED_INSIDE: list[tuple[str, Expected]] = [
     ("close-before-response", fault(Phase.WAIT, Reason.CONNECTION_CLOSED)),
     ("reset-before-response", fault(Phase.WAIT, Reason.CONNECTION_RESET)),
     ("close-mid-head", fault(Phase.READ, Reason.RESPONSE_INCOMPLETE)),
+    ("reset-mid-head", fault(Phase.READ, Reason.CONNECTION_RESET)),
+    ("reset-mid-body", answered(body_fault=BodyFault.INCOMPLETE, reason=Reason.RESPONSE_INCOMPLETE)),
+    ("garbage", fault(Phase.READ, Reason.RESPONSE_PROTOCOL_ERROR)),
+    ("switching-protocols", fault(Phase.READ, Reason.RESPONSE_UPGRADE)),
     ("close-mid-body", answered(body_fault=BodyFault.INCOMPLETE, reason=Reason.RESPONSE_INCOMPLETE)),
     ("drip-body", answered(body_fault=BodyFault.TIMEOUT, reason=Reason.RESPONSE_TIMEOUT, at_least=0.3)),
     ("endless-body", answered(body_fault=BodyFault.TOO_LARGE, reason=Reason.RESPONSE_TOO_LARGE)),
@@ -266,3 +270,34 @@ async def test_large_bodies_stall_and_are_cut_inside_tls_too() -> None:
         tls=certificates.profile,
         policy=limits(connect_timeout=3.0),
     )
+
+
+@pytest.mark.parametrize("name", ["early-413-close", "early-413-drain", "early-413-open"])
+async def test_an_early_refusal_is_read_inside_tls_too(name: str) -> None:
+    """The answer lies encrypted in a buffer when the write fails: it must be decrypted before the failure is told."""
+    certificates = Certificates.make()
+    await meet(
+        name,
+        answered(413, safety=RetrySafety.SAFE, phase=(Phase.READ, Phase.WRITE)),
+        payload=bytes(4_000_000),
+        tls_context=certificates.server("127.0.0.1"),
+        tls=certificates.profile,
+        policy=limits(connect_timeout=3.0, read_timeout=3.0, write_timeout=3.0),
+    )
+
+
+@pytest.mark.parametrize("name", ["stale-close-on-request", "stale-reset-on-request"])
+async def test_a_stale_connection_is_retried_inside_tls_too(name: str) -> None:
+    """Session tickets came on it after the handshake: they are no response bytes."""
+    certificates = Certificates.make()
+    with same_descriptors():
+        async with (
+            HostileServer(name, tls_context=certificates.server("127.0.0.1")) as server,
+            DispatchClient(PATIENT, egress=LOOPBACK) as client,
+        ):
+            assert (await client.deliver(server.url, SMALL, IDENTITY, tls=certificates.profile)).delivered
+            attempt = await client.deliver(server.url, SMALL, IDENTITY, tls=certificates.profile)
+            answered().check(attempt)
+            assert attempt.stale_retry
+            assert server.request_count == 3
+            assert_nothing_held(client, idle=1)

@@ -66,6 +66,7 @@ async def exchange(server: HostileServer, expected: bytes, end: str, *requests: 
 ONE_REQUEST = [
     ("silence", b"", "open"),
     ("never-reads", b"", "open"),
+    ("slow-read", b"", "open"),
     ("close-at-accept", b"", "eof"),
     ("reset-at-accept", b"", "reset"),
     ("close-before-response", b"", "eof"),

@@ -56,6 +56,19 @@ async def never_reads(peer: Peer, seconds: float) -> None:
 
 
 @CATALOGUE.add(
+    "slow-read",
+    "reads 4 KiB of the request every `seconds`; needs a body larger than the kernel's buffers",
+    "write_timeout · write · write_timeout: progress does not extend the limit",
+    seconds=DRIP,
+    receive_buffer=SMALL_RECEIVE_BUFFER,
+)
+async def slow_read(peer: Peer, seconds: float) -> None:
+    while True:
+        await peer.read_exactly(SMALL_RECEIVE_BUFFER)
+        await peer.pause(seconds)
+
+
+@CATALOGUE.add(
     "close-at-accept",
     "closes (FIN) as soon as the connection is accepted",
     "transport_error · wait · connection_closed, ambiguous: the request had been sent",
