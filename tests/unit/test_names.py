@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import cast
 
 import pytest
 
+from gatepost.deadline import current, deadline
 from gatepost.errors import ResolveError
 from gatepost.net.names import FAILURE_TTL, LOOKUP_LIMIT, NAMES_MAX, PENDING_MAX, Found, NameCache
 from gatepost.net.resolver import THREADS, Resolution, ThreadResolver
@@ -178,6 +181,8 @@ BUGS: list[tuple[object, tuple[str, bool]]] = [
     (Resolution("192.0.2.1"), (Reason.DNS_TEMPORARY_FAILURE, True)),
     (Resolution(cast(Sequence[str], (1,))), (Reason.DNS_TEMPORARY_FAILURE, True)),
     (Resolution(cast(Sequence[str], 1)), (Reason.DNS_TEMPORARY_FAILURE, True)),
+    (Resolution(cast(Sequence[str], iter(("192.0.2.1",)))), (Reason.DNS_TEMPORARY_FAILURE, True)),
+    (asyncio.CancelledError(), (Reason.DNS_TEMPORARY_FAILURE, True)),
     (Resolution(("192.0.2.1",), cast(Sequence[str], None)), (Reason.DNS_TEMPORARY_FAILURE, True)),
 ]
 
@@ -191,6 +196,62 @@ def test_a_resolvers_bug_is_an_answer_at_once(answer: object, expected: tuple[st
         heard = Heard()
         names.ask("a.example", heard)
         assert code(await heard.wait()) == expected
+        await names.aclose()
+
+    run_virtual(main)
+
+
+def test_a_resolver_that_ends_in_a_cancellation_is_asked_again() -> None:
+    """A future of its own that was cancelled once left the name pending for ever, and each attempt at it to its limit."""
+
+    async def main() -> None:
+        names = NameCache(Scripted(asyncio.CancelledError(), GOOD), 30.0, clock())
+        heard = Heard()
+        names.ask("a.example", heard)
+        await heard.wait()
+        assert names.pending_count == 0
+        await asyncio.sleep(FAILURE_TTL + 0.01)
+        heard = Heard()
+        names.ask("a.example", heard)
+        assert await heard.wait() is GOOD
+        await names.aclose()
+
+    run_virtual(main)
+
+
+def test_a_failure_that_is_kept_keeps_nobody_who_heard_it() -> None:
+    """The traceback of a raised error holds the listeners: 16,384 dead names held as many attempts with their payloads."""
+
+    async def main() -> None:
+        names = NameCache(Scripted(ResolveError(Reason.DNS_NO_ADDRESS, temporary=False)), 30.0, clock())
+        heard = Heard()
+        names.ask("a.example", heard)
+        found = await heard.wait()
+        assert names.known("a.example") is found
+        assert isinstance(found, ResolveError)
+        gone = weakref.ref(heard)
+        del heard
+        gc.collect()
+        assert gone() is None
+        await names.aclose()
+
+    run_virtual(main)
+
+
+def test_a_look_up_knows_nothing_of_who_asked_first() -> None:
+    """It belongs to all who wait: the first one's deadline of 10 ms would end it for the others."""
+
+    class Curious(Scripted):
+        async def resolve(self, host: str) -> Resolution:
+            assert current() is None
+            return await super().resolve(host)
+
+    async def main() -> None:
+        names = NameCache(Curious(GOOD), 30.0, clock())
+        heard = Heard()
+        with deadline(0.01):
+            names.ask("a.example", heard)
+        assert await heard.wait() is GOOD
         await names.aclose()
 
     run_virtual(main)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextvars import Context
 from dataclasses import dataclass
 from typing import Final
 
@@ -75,7 +76,8 @@ class NameCache:
             loop.call_soon(listener, ResolveError(Reason.DNS_OVERLOAD, temporary=True))
             return
         self._pending[host] = {listener: None}
-        task = loop.create_task(self._look_up(host), name=f"gatepost dns {host}")
+        # In a context of its own: the deadline of whoever asked first must not end, nor his request outlive, the look-up.
+        task = loop.create_task(self._look_up(host), name=f"gatepost dns {host}", context=Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -86,7 +88,8 @@ class NameCache:
             listeners.pop(listener, None)
 
     async def _look_up(self, host: str) -> None:
-        found: Found
+        # What listeners hear when the task is cancelled, by the loop's end or by a future of the resolver's own.
+        found: Found = ResolveError(Reason.DNS_TEMPORARY_FAILURE, temporary=True, message="the look-up was cancelled")
         try:
             async with asyncio.timeout(LOOKUP_LIMIT):
                 found = _checked(await self._resolver.resolve(host))
@@ -96,9 +99,15 @@ class NameCache:
             found = ResolveError(Reason.DNS_TIMEOUT, temporary=True)
         except Exception as error:  # noqa: BLE001 - a resolver is users' code: its bug must not leave listeners waiting
             found = ResolveError(Reason.DNS_TEMPORARY_FAILURE, temporary=True, message=f"the resolver raised {error!r}")
-        listeners = self._pending.pop(host)
+        finally:
+            self._answer(host, found)
+
+    def _answer(self, host: str, found: Found) -> None:
+        listeners = self._pending.pop(host, ())
+        if self._closed:
+            return
         ttl = FAILURE_TTL if isinstance(found, ResolveError) else self._ttl
-        if ttl > 0 and not self._closed:
+        if ttl > 0:
             self._answers[host] = _Entry(found, self._clock.monotonic() + ttl)
             if len(self._answers) > NAMES_MAX:
                 self._answers.popitem(last=False)
@@ -120,16 +129,22 @@ def _checked(answer: object) -> Resolution:
     if not isinstance(answer, Resolution):
         raise TypeError(f"resolve() returned a {type(answer).__name__}: return a Resolution")
     for texts in (answer.addresses, answer.chain):
-        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+        if (
+            isinstance(texts, str)
+            or not isinstance(texts, Sequence)
+            or not all(isinstance(text, str) for text in texts)
+        ):
             raise TypeError("addresses and chain are sequences of text: write Resolution(('192.0.2.1',))")
     return answer
 
 
 def _known(error: ResolveError) -> ResolveError:
-    """The error with a code of ours: a resolver may have words of its own for a name that does not exist."""
+    """The error with a code of ours: a resolver may have words of its own for a name that does not exist.
+
+    A new one, because it is kept: the traceback of a raised error holds every attempt that waited, with its payload.
+    """
     try:
-        Reason(error.code)
+        code = Reason(error.code)
     except ValueError:
         code = Reason.DNS_TEMPORARY_FAILURE if error.temporary else Reason.DNS_NO_ADDRESS
-        return ResolveError(code, error.temporary, str(error))
-    return error
+    return ResolveError(code, error.temporary, str(error))
