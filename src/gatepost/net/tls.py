@@ -79,8 +79,9 @@ def _build(profile: TLSProfile) -> ssl.SSLContext:
         if profile.ca_pem is None:
             _load_system_store(context)
         else:
-            pem = profile.ca_pem.decode("ascii") if isinstance(profile.ca_pem, bytes) else profile.ca_pem
-            context.load_verify_locations(cadata=pem)
+            pem = profile.ca_pem if isinstance(profile.ca_pem, bytes) else profile.ca_pem.encode("ascii", "replace")
+            # Python takes ASCII only, but comments between certificates may be anything.
+            context.load_verify_locations(cadata=pem.decode("ascii", "replace").replace("\ufffd", "?"))
     except (ssl.SSLError, ValueError) as error:
         raise ConfigurationError(
             "ca_pem holds no readable certificate: write PEM, from -----BEGIN CERTIFICATE-----"
