@@ -13,7 +13,16 @@ import pytest
 
 from gatepost.deadline import current, deadline
 from gatepost.errors import ResolveError
-from gatepost.net.names import FAILURE_TTL, LOOKUP_LIMIT, NAMES_MAX, PENDING_MAX, Found, NameCache
+from gatepost.net.names import (
+    ADDRESSES_KEPT_MAX,
+    FAILURE_TTL,
+    FAILURE_TTL_MAX,
+    LOOKUP_LIMIT,
+    NAMES_MAX,
+    PENDING_MAX,
+    Found,
+    NameCache,
+)
 from gatepost.net.resolver import THREADS, Resolution, ThreadResolver
 from gatepost.testing.virtual import VirtualClock, VirtualLoop, run_virtual
 from gatepost.wire.reasons import Reason
@@ -147,6 +156,42 @@ def test_a_failure_is_remembered_for_a_moment() -> None:
         assert isinstance(names.known("a.example"), ResolveError)
         await asyncio.sleep(FAILURE_TTL + 0.01)
         assert names.known("a.example") is None
+        await names.aclose()
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize(("took", "kept"), [(0.5, FAILURE_TTL), (20.0, 20.0), (1e9, FAILURE_TTL_MAX)])
+def test_a_slow_failure_is_remembered_for_as_long_as_it_took(took: float, kept: float) -> None:
+    """Each look-up of a name whose server hangs holds a thread for 20 s: asked for again at once, 32 names hold all of them."""
+
+    async def main() -> None:
+        names = NameCache(Scripted(ResolveError("SERVFAIL", temporary=True), delay=took), 30.0, clock())
+        heard = Heard()
+        names.ask("a.example", heard)
+        await heard.wait()
+        await asyncio.sleep(kept - 0.1)
+        assert names.known("a.example") is not None
+        await asyncio.sleep(0.2)
+        assert names.known("a.example") is None
+        await names.aclose()
+
+    run_virtual(main)
+
+
+def test_an_answer_of_thousands_is_heard_and_not_kept() -> None:
+    """16,384 names of a zone that answers with 4,000 addresses would take 4 GiB."""
+
+    async def main() -> None:
+        many = [Resolution(tuple(f"192.0.2.{n}" for n in range(count))) for count in (64, 65)]
+        names = NameCache(Scripted(*many), 30.0, clock())
+        for name in ("a.example", "b.example"):
+            heard = Heard()
+            names.ask(name, heard)
+            assert isinstance(await heard.wait(), Resolution)
+        assert ADDRESSES_KEPT_MAX == 64
+        assert names.known("a.example") is many[0]
+        assert names.known("b.example") is None
         await names.aclose()
 
     run_virtual(main)

@@ -23,9 +23,14 @@ LOOKUP_LIMIT: Final = 30.0
 PENDING_MAX: Final = 1_024
 """Names being asked for at once. A further new name fails at once with `dns_overload`, which is ours to answer for."""
 NAMES_MAX: Final = 16_384
-"""Answers kept; the one unused for longest goes first. About 300 bytes each."""
+"""Answers kept; the one unused for longest goes first. About 300 bytes each, 6 KiB at most."""
+ADDRESSES_KEPT_MAX: Final = 64
+"""Addresses of an answer that is kept. A zone can answer with thousands; such a name is asked for anew at every connection."""
 FAILURE_TTL: Final = 1.0
 """Seconds for which a failure is remembered, so that a backlog behind a dead name asks once a second and not at every attempt."""
+FAILURE_TTL_MAX: Final = 30.0
+"""A failure that took longer than `FAILURE_TTL` is remembered for as long as it took, up to this many seconds: a name whose
+server hangs may hold a thread of the resolver for half of the time, not for all of it."""
 
 Found = Resolution | ResolveError
 Listener = Callable[[Found], None]
@@ -90,6 +95,7 @@ class NameCache:
     async def _look_up(self, host: str) -> None:
         # What listeners hear when the task is cancelled, by the loop's end or by a future of the resolver's own.
         found: Found = ResolveError(Reason.DNS_TEMPORARY_FAILURE, temporary=True, message="the look-up was cancelled")
+        began = self._clock.monotonic()
         try:
             async with asyncio.timeout(LOOKUP_LIMIT):
                 found = _checked(await self._resolver.resolve(host))
@@ -100,15 +106,19 @@ class NameCache:
         except Exception as error:  # noqa: BLE001 - a resolver is users' code: its bug must not leave listeners waiting
             found = ResolveError(Reason.DNS_TEMPORARY_FAILURE, temporary=True, message=f"the resolver raised {error!r}")
         finally:
-            self._answer(host, found)
+            self._answer(host, found, began)
 
-    def _answer(self, host: str, found: Found) -> None:
+    def _answer(self, host: str, found: Found, began: float) -> None:
         listeners = self._pending.pop(host, ())
         if self._closed:
             return
-        ttl = FAILURE_TTL if isinstance(found, ResolveError) else self._ttl
+        now = self._clock.monotonic()
+        if isinstance(found, ResolveError):
+            ttl = min(FAILURE_TTL_MAX, max(FAILURE_TTL, now - began))
+        else:
+            ttl = self._ttl if len(found.addresses) <= ADDRESSES_KEPT_MAX else 0.0
         if ttl > 0:
-            self._answers[host] = _Entry(found, self._clock.monotonic() + ttl)
+            self._answers[host] = _Entry(found, now + ttl)
             if len(self._answers) > NAMES_MAX:
                 self._answers.popitem(last=False)
         for listener in listeners:
