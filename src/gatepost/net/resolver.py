@@ -43,7 +43,11 @@ class Resolver(Protocol):
 
 
 class ThreadResolver:
-    """`getaddrinfo` in a thread pool of its own: the system's view (hosts file, nsswitch), at most `threads` at once."""
+    """`getaddrinfo` in a thread pool of its own: the system's view (nsswitch), at most `threads` at once.
+
+    Names are asked for with their final dot, so that no search list completes them. glibc compares the hosts file with that dot
+    too: of its names only those without a dot inside are found (`localhost`, but not `host.docker.internal`).
+    """
 
     def __init__(self, threads: int = THREADS) -> None:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="gatepost-dns")
@@ -68,7 +72,7 @@ class ThreadResolver:
 
 def _look_up(host: str) -> tuple[str, ...]:
     # The trailing dot makes the name absolute: the search list of resolv.conf must not complete a customer's name.
-    # `localhost` and other names of the hosts file do not match with a dot, and need none: they have no dot inside.
+    # A name without a dot inside is an internal host that the operator listed, often one of the hosts file: as it is.
     name = host + "." if "." in host else host
     found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
     return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
