@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import pytest
 from hypothesis import example, given, settings, strategies
 
+from gatepost.delivery.records import Secret
 from gatepost.wire.headers import CLIENT_NAMES, VALUE_BYTES_MAX, HeaderRefused
 from gatepost.wire.request import HEAD_BYTES_MAX, NAMES_REMEMBERED, request_head, static_head
 
@@ -86,6 +87,21 @@ def test_framing_and_the_clients_own_fields_cannot_be_given(name: str) -> None:
     """A second Content-Length is request smuggling at the receiver's proxy."""
     with pytest.raises(HeaderRefused, match=re.escape(name)):
         head({name: "x"})
+
+
+class Disguised(str):
+    """Text that formats as something else, as enumerations and masked secrets do."""
+
+    def __format__(self, spec: str) -> str:
+        return "x\r\ntransfer-encoding: chunked"
+
+
+def test_the_characters_that_were_checked_are_the_ones_sent() -> None:
+    """A masked secret once went out as `***`, and any other __format__ past the rules."""
+    raw = head({"Authorization": Secret("Bearer t0ken"), Disguised("x-a"): Disguised("1")}, Disguised("text/plain"))
+    assert b"authorization: Bearer t0ken\r\nx-a: 1\r\n" in raw
+    assert b"content-type: text/plain\r\n" in raw
+    assert b"chunked" not in raw
 
 
 SECRET = "hunter2\r\n"

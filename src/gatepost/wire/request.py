@@ -43,14 +43,17 @@ def request_head(
                 lower_case = False
             if field == "user-agent":
                 own_agent = False
-            lines.append(f"{field}: {value}\r\n")
+            # Joined, not formatted: `join` takes the characters that were checked, `format` what a subclass of str makes of
+            # them (a masked secret would be sent as ***).
+            lines += (field, ": ", value, "\r\n")
         if not lower_case:
             check_headers(headers, allow_webhook=True)  # the same name in two spellings
     check_value("content-type", content_type)
     if not content_type:
         raise ValueError("content-type is empty: write one, for example application/octet-stream")
-    agent = f"user-agent: {user_agent}\r\n" if own_agent else ""
-    lines.append(f"{agent}content-type: {content_type}\r\ncontent-length: {length}\r\n\r\n")
+    if own_agent:
+        lines += ("user-agent: ", user_agent, "\r\n")
+    lines += ("content-type: ", content_type, f"\r\ncontent-length: {length}\r\n\r\n")
     head = "".join(lines)
     if len(head) > HEAD_BYTES_MAX:
         raise ValueError(f"the request's headers take {len(head)} bytes: write at most {HEAD_BYTES_MAX}")
