@@ -12,13 +12,11 @@ from typing import Final
 
 from gatepost.store.sqlite.bulk import insert, where_in
 from gatepost.store.sqlite.meta import read_meta, write_meta
-from gatepost.store.sqlite.strips import Rounds
+from gatepost.store.sqlite.strips import STRIP_ROWS, Rounds
 
-YOUNG_MAX: Final = 32_768
-"""Keys held before a round starts: ~6 MB, and read back in well under a second after a crash. The more, the more keys share
-a page: with a million keys in the table 3 of them do, with 200,000 some 16."""
 STRIPS: Final = 128
-"""So that a strip is ~256 keys: about 2 ms of the commit that carries it."""
+"""So that a strip is ~256 keys when as many wait as may (`INDEX_LAG_MAX`). With a million keys in the table some 3 of a strip
+share a page, with 200,000 some 16."""
 _STRIP_SHIFT: Final = 1
 """The upper 7 bits of a key's first byte are its strip."""
 
@@ -29,10 +27,11 @@ _INSERT = insert("idempotency_key", "generation, key, event_id", or_ignore=True)
 class KeyIndex:
     """Where each idempotency key was used first."""
 
-    __slots__ = ("_connection", "_ending", "_generation", "_new", "_rounds", "_young", "_young_count")
+    __slots__ = ("_connection", "_ending", "_generation", "_lag_max", "_new", "_rounds", "_young", "_young_count")
 
-    def __init__(self, connection: sqlite3.Connection, newest_event: int) -> None:
+    def __init__(self, connection: sqlite3.Connection, newest_event: int, lag_max: int) -> None:
         self._connection = connection
+        self._lag_max = lag_max
         self._rounds = Rounds(connection, "keys_upto", STRIPS, newest_event)
         self._young: list[dict[bytes, int]] = [{} for _ in range(STRIPS)]  # key to event, by leading bits
         self._young_count = 0
@@ -66,21 +65,22 @@ class KeyIndex:
                 late += (self._generation, key, event_id)
         _INSERT.run(self._connection, late)
 
-    def write_strip(self) -> None:
-        """Write the next strip when a round is due."""
-        if self._young_count > YOUNG_MAX:
+    def write_strips(self) -> None:
+        """Write the next strips when a round is due."""
+        if self._young_count > self._lag_max:
             self._rounds.begin()
-        strip = self._rounds.take()
-        if strip is not None:
+        written = 0
+        while written < STRIP_ROWS and (strip := self._rounds.take()) is not None:
+            keys = self._young[strip]
             values: list[bytes | int] = []
-            for key, event_id in sorted(self._young[strip].items()):
+            for key, event_id in sorted(keys.items()):
                 values += (self._generation, key, event_id)
             _INSERT.run(self._connection, values)
+            written += len(keys)
 
     def committed(self) -> None:
         """The transaction is durable."""
-        strip = self._rounds.committed()
-        if strip is not None:
+        for strip in self._rounds.committed():
             self._young_count -= len(self._young[strip])
             self._young[strip] = {}
         if self._new:

@@ -10,10 +10,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from gatepost.store.sqlite.bulk import insert
-from gatepost.store.sqlite.strips import Rounds
+from gatepost.store.sqlite.strips import STRIP_ROWS, Rounds
 
-TAIL_MAX: Final = 32_768
-"""Rows of the tail from which a round starts: a scan of twice as many takes some 5 ms."""
 STRIPS: Final = 16
 """Each strip scans the tail once more: more strips would cost more than the pages they share."""
 _STRIP_BITS: Final = 51
@@ -25,10 +23,11 @@ _INSERT = insert("endpoint_history", "endpoint, id", or_ignore=True)
 class EndpointListing:
     """Which deliveries each endpoint got."""
 
-    __slots__ = ("_connection", "_rounds", "_seen", "_tail")
+    __slots__ = ("_connection", "_lag_max", "_rounds", "_seen", "_tail")
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, lag_max: int) -> None:
         self._connection = connection
+        self._lag_max = lag_max
         newest = connection.execute("SELECT coalesce(max(id), 0) FROM history").fetchone()[0]
         self._rounds = Rounds(connection, "listed_upto", STRIPS, newest)
         row = connection.execute("SELECT count(*) FROM history WHERE id > ?", (self._rounds.marker,)).fetchone()
@@ -45,17 +44,17 @@ class EndpointListing:
             _INSERT.run(self._connection, late)
         self._seen += ids
 
-    def write_strip(self) -> None:
-        """Write the next strip when a round is due."""
-        if self._tail > TAIL_MAX:
+    def write_strips(self) -> None:
+        """Write the next strips when a round is due."""
+        if self._tail > self._lag_max:
             self._rounds.begin()
-        strip = self._rounds.take()
-        if strip is not None:
-            self._connection.execute(
+        written = 0
+        while written < STRIP_ROWS and (strip := self._rounds.take()) is not None:
+            written += self._connection.execute(
                 "INSERT OR IGNORE INTO endpoint_history (endpoint, id)"
                 " SELECT lane >> 8, id FROM history WHERE id > ? AND id <= ? AND lane >> 8 >> ? = ? ORDER BY 1, 2",
                 (self._rounds.marker, self._rounds.goal, _STRIP_BITS, strip),
-            )
+            ).rowcount
 
     def committed(self) -> None:
         """The transaction is durable."""

@@ -110,7 +110,7 @@ class Maintenance:
             limit = min(CHUNK, rest.left)
             deleted, more = await self._writer.call(limit, self._expire_some_keys, now, keep_us, limit)
             expired += deleted
-            rest.spend(max(1, deleted))  # a strip of keys written costs as well
+            rest.spend(max(1, deleted) if more else deleted)  # strips of keys that were written cost as well
         return expired, more
 
     def _expire_some_keys(self, _: sqlite3.Connection, now: int, keep_us: int, limit: int) -> tuple[int, bool]:

@@ -54,6 +54,7 @@ from gatepost.store.sqlite.reader import ReaderThread
 from gatepost.store.sqlite.registry import SqliteRegistry
 from gatepost.store.sqlite.schema import prepare
 from gatepost.store.sqlite.space import SpaceGuard
+from gatepost.store.sqlite.strips import INDEX_LAG_MAX
 from gatepost.store.sqlite.work import QueueWork
 from gatepost.store.sqlite.writer import Kind, WriterStatistics, WriterThread
 
@@ -99,10 +100,12 @@ class SqliteStore(SqliteRegistry):
         clock: Clock = SYSTEM_CLOCK,
         max_bytes: int | None = None,
         reserve_bytes: int | None = None,
+        index_lag_max: int = INDEX_LAG_MAX,
     ) -> SqliteStore:
         """Open or create the file and become its owner. Blocks for the time it takes to count what waits.
 
         `box` None: the key file beside it (`SecretBox.for_sqlite`). `max_bytes` and `reserve_bytes` as in `SpaceGuard`.
+        `index_lag_max` is how many rows may wait for their index (`strips`).
         Raises `StoreLocked`, `SchemaMismatch`, `StoreError`, `ConfigurationError`.
         """
         name = os.fspath(path)
@@ -117,9 +120,8 @@ class SqliteStore(SqliteRegistry):
             try:
                 check_keys(connection, box)
                 epoch = _first_epoch(connection)
-                work = QueueWork(
-                    connection, SpaceGuard(connection, name, max_bytes=max_bytes, reserve_bytes=reserve_bytes)
-                )
+                space = SpaceGuard(connection, name, max_bytes=max_bytes, reserve_bytes=reserve_bytes)
+                work = QueueWork(connection, space, index_lag_max)
             except sqlite3.Error as error:
                 raise store_error(error, name) from error
             hot = connect(name, query_only=True)

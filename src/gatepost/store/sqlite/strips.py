@@ -8,18 +8,25 @@ crash loses nothing, since the tail is read again from the marker on.
 from __future__ import annotations
 
 import sqlite3
+from typing import Final
 
 from gatepost.store.sqlite.meta import read_meta, write_meta
+
+INDEX_LAG_MAX: Final = 32_768
+"""Rows that may wait for their index before a round starts. As keys in memory they take ~6 MB, as a tail some 3 ms to scan,
+and after a crash both are read again in well under a second; the more wait, the more of them share a page."""
+STRIP_ROWS: Final = 256
+"""Rows written per transaction before the rest waits for the next: about 2 ms. Short strips follow each other until then."""
 
 
 class Rounds:
     """Which ids an index covers, and which strip is next.
 
-    A round starts with the newest id then known as its goal and writes all strips, one per transaction; at its end the marker
+    A round starts with the newest id then known as its goal and writes all strips, some per transaction; at its end the marker
     moves to the goal. A row that comes later with an id up to the goal must be written to the index directly.
     """
 
-    __slots__ = ("_connection", "_goal", "_marker", "_name", "_newest", "_next", "_pending", "_strips")
+    __slots__ = ("_connection", "_goal", "_marker", "_name", "_newest", "_next", "_strips", "_taken")
 
     def __init__(self, connection: sqlite3.Connection, marker_name: str, strips: int, newest: int) -> None:
         self._connection = connection
@@ -29,7 +36,7 @@ class Rounds:
         self._goal = self._marker
         self._newest = max(newest, self._marker)
         self._next: int | None = None  # strip to write next; None between rounds
-        self._pending: int | None = None  # the strip written by the transaction under way
+        self._taken: list[int] = []  # strips of the transaction under way
 
     @property
     def marker(self) -> int:
@@ -51,26 +58,31 @@ class Rounds:
         self._newest = max(self._newest, newest)
 
     def begin(self) -> None:
-        """Start a round over everything that exists now."""
+        """Start a round over everything that exists now, unless one is under way."""
         if self._next is None:
             self._goal, self._next = self._newest, 0
 
     def take(self) -> int | None:
-        """The strip that this transaction must write, or None; moves the marker with the last one."""
-        self._pending = self._next
-        if self._pending == self._strips - 1:
+        """A strip that this transaction must write, or None; with the last one the marker moves."""
+        if self._next is None:
+            return None
+        strip = self._next + len(self._taken)
+        if strip == self._strips:
+            return None
+        self._taken.append(strip)
+        if strip == self._strips - 1:
             write_meta(self._connection, self._name, self._goal)
-        return self._pending
+        return strip
 
-    def committed(self) -> int | None:
-        """The transaction is durable; returns the strip it wrote."""
-        written, self._pending = self._pending, None
-        if written is not None:
-            self._next = written + 1
+    def committed(self) -> list[int]:
+        """The transaction is durable; returns the strips it wrote."""
+        written, self._taken = self._taken, []
+        if written:
+            self._next = written[-1] + 1
             if self._next == self._strips:
                 self._next, self._marker = None, self._goal
         return written
 
     def rolled_back(self) -> None:
-        """Nothing was written: the same strip is next."""
-        self._pending = None
+        """Nothing was written: the same strips are next."""
+        self._taken = []

@@ -23,21 +23,21 @@ from gatepost.store.sqlite.writer import CallWork, Kind, Operation, Reply
 class QueueWork(CallWork):
     """The owner's writes."""
 
-    def __init__(self, connection: sqlite3.Connection, space: SpaceGuard) -> None:
+    def __init__(self, connection: sqlite3.Connection, space: SpaceGuard, index_lag_max: int) -> None:
         super().__init__(connection)
         newest_event = connection.execute("SELECT coalesce(max(id), 0) FROM event").fetchone()[0]
         self.space = space
         self.tally = Tally(connection)
-        self.keys = KeyIndex(connection, newest_event)
-        self.listing = EndpointListing(connection)
+        self.keys = KeyIndex(connection, newest_event, index_lag_max)
+        self.listing = EndpointListing(connection, index_lag_max)
         self.intake = Intake(connection, self.keys, self.listing, self.tally, newest_event)
 
     def apply(self, group: Sequence[Operation]) -> Sequence[Reply]:
         replies = self._enqueue([operation for operation in group if operation.kind is Kind.ENQUEUE])
         replies += self._settle([operation for operation in group if operation.kind is Kind.SETTLE])
         replies += [self.call(operation) for operation in group if operation.kind is Kind.CALL]
-        self.keys.write_strip()
-        self.listing.write_strip()
+        self.keys.write_strips()
+        self.listing.write_strips()
         self.tally.write(self._connection)
         return replies
 
