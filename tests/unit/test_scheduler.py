@@ -716,9 +716,8 @@ def test_closed_lanes_are_listed_for_maintenance() -> None:
     for number in (1, 2, 3):
         bench.scheduler.adopt([(0, lane_of(number, 0))], NOW)
     assert sorted(bench.scheduler.closed_lanes()) == [(1, lane_of(1, 0)), (3, lane_of(3, 0))]
-    assert bench.scheduler.load_of(9) == (0, 0)
-    bench.give(2, 2)
-    assert bench.scheduler.load_of(1) == (0, 0)
+    assert bench.scheduler.busy_with(9) == 0
+    assert bench.scheduler.busy_with(1) == 0
 
 
 @pytest.mark.parametrize("limits", [(0, 8), (10, 0)])

@@ -132,7 +132,7 @@ class Intake:
             type=draft.type,
             content_type=draft.content_type,
             body=draft.body,
-            created_at=now,
+            created_at=due,  # the delivery window begins when the event may first be tried
             targets=self._targets(draft.tenant, draft.type, draft.sub, due),
         )
 
@@ -146,7 +146,7 @@ class Intake:
             type=event.type,
             content_type=event.content_type,
             body=event.body,
-            created_at=event.created_at,
+            created_at=max(event.created_at, event.not_before or 0),
             targets=self._targets(event.tenant, event.type, sub_of(event.priority, event.ordering_key), due),
             outbox_id=event.outbox_id,
         )

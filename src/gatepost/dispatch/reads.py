@@ -32,6 +32,10 @@ class ReadQueue:
         """Lanes in a read under way."""
         self._queue: deque[Lane] = deque()
 
+    def __bool__(self) -> bool:
+        """Some lane is queued."""
+        return bool(self._queue)
+
     @staticmethod
     def readable(lane: Lane) -> bool:
         """Whether the lane's endpoint could start what a read finds."""

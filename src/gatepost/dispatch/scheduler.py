@@ -52,7 +52,7 @@ class SchedulerStatistics:
 class LaneScheduler:
     """The queue as one process sees it. `directory` gives the settings of an endpoint, or None when it is unknown."""
 
-    __slots__ = ("_idle", "_reads", "_roster", "_round", "_timers")
+    __slots__ = ("_idle", "_reads", "_roster", "_round", "_timers", "unsure")
 
     def __init__(self, limits: SchedulerLimits, directory: Directory) -> None:
         self._timers: Timers[Lane | EndpointState] = Timers()
@@ -60,6 +60,8 @@ class LaneScheduler:
         self._round = Round(limits, self._reads, self._timers)
         self._roster = Roster(limits, directory, self._round, self._timers)
         self._idle: list[tuple[int, int]] = []
+        self.unsure = False
+        """Lanes are being discovered: one that is not loaded may have rows all the same."""
 
     def __repr__(self) -> str:
         return (
@@ -133,6 +135,11 @@ class LaneScheduler:
         self._wait_again(start.lane, start.row)
         self._after(start.lane, now)
 
+    def abandoned(self, start: Start) -> None:
+        """No store can take the result. The row stays held, so that it does not start again in this process."""
+        self._round.unsettled -= 1
+        start.lane.outstanding -= 1
+
     def _wait_again(self, lane: Lane, row: Row) -> None:
         lane.put_back(row)
         if not lane.dropped:
@@ -149,7 +156,7 @@ class LaneScheduler:
             lane = self._roster.lanes.get(row.lane)
             if lane is None:
                 # No marker was found for it at the last discovery, so it had no rows before this one.
-                lane = self._roster.load_lane(row.lane, row.part, now, unread=False)
+                lane = self._roster.load_lane(row.lane, row.part, now, unread=self.unsure)
             if row.due_at > now:
                 lane.expect(row.due_at)
                 self._timers.arm(lane, row.due_at)
@@ -169,7 +176,7 @@ class LaneScheduler:
 
     def expect(self, part: int, number: int, due_at: int, now: int) -> None:
         """Somebody else put a row into the lane, due at `due_at` (a replay)."""
-        lane = self._roster.lanes.get(number) or self._roster.load_lane(number, part, now, unread=False)
+        lane = self._roster.lanes.get(number) or self._roster.load_lane(number, part, now, unread=self.unsure)
         if due_at > now:
             lane.expect(due_at)
             self._timers.arm(lane, due_at)
@@ -180,6 +187,11 @@ class LaneScheduler:
     def wants(self, now: int) -> list[LaneWant]:
         """What to read next; empty when nothing needs a read. `read` or `read_failed` must follow."""
         return self._reads.wants(now)
+
+    @property
+    def has_wants(self) -> bool:
+        """`wants` may have something."""
+        return bool(self._reads)
 
     def read(self, results: Sequence[LaneRows], asked_at: int, now: int) -> None:
         """What a read returned; `asked_at` is the `now` it was asked with."""
@@ -304,12 +316,15 @@ class LaneScheduler:
             for lane in endpoint.lanes
         ]
 
-    def load_of(self, number: int) -> tuple[int, int]:
-        """(in flight, waiting in memory) of one endpoint."""
+    def is_closed(self, number: int) -> bool:
+        """The endpoint has lanes here and may start nothing."""
         endpoint = self._roster.endpoints.get(number)
-        return (
-            (0, 0) if endpoint is None else (endpoint.in_flight, sum(lane.buffered for lane in endpoint.lanes.values()))
-        )
+        return endpoint is not None and not endpoint.open
+
+    def busy_with(self, number: int) -> int:
+        """Rows of an endpoint that are in flight or not settled yet."""
+        endpoint = self._roster.endpoints.get(number)
+        return 0 if endpoint is None else sum(lane.outstanding for lane in endpoint.lanes.values())
 
     def statistics(self) -> SchedulerStatistics:
         """A snapshot; O(hosts)."""

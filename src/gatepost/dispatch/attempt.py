@@ -1,0 +1,329 @@
+"""One delivery, once: body, signature, request, decision, result. Reads from top to bottom, and decides nothing itself.
+
+`delivery.decide` says what follows and `dispatch.settle` stores it; what is not stored is attempted again, because the row
+never left the store. Run by the worker as one task per attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol, assert_never, cast
+
+from gatepost.clock import Clock, Entropy
+from gatepost.delivery.attempt import Attempt
+from gatepost.delivery.decide import (
+    OUR_FAULT_DELAY,
+    Complete,
+    DeadLetter,
+    Decision,
+    Defer,
+    RetryAt,
+    Why,
+    decide,
+)
+from gatepost.delivery.ids import DELIVERY, EVENT, encode_id
+from gatepost.delivery.policy import ClientPolicy
+from gatepost.dispatch.bodies import Bodies
+from gatepost.dispatch.catalogue import Catalogue, Listed
+from gatepost.dispatch.notices import Notices
+from gatepost.dispatch.round import Start
+from gatepost.dispatch.settle import Result
+from gatepost.errors import StoreError
+from gatepost.store.rows import (
+    RESPONSE_SNIPPET_MAX,
+    AttemptRow,
+    DeadRow,
+    DoneRow,
+    EventBody,
+    RetryRow,
+    Row,
+    RowKey,
+    endpoint_of,
+)
+from gatepost.telemetry import AttemptObservation, DeliveryObservation, Observer
+
+BODY_RETRY: Final = 1.0
+"""Seconds before a row whose body could not be read is offered again."""
+
+_SECOND_US: Final = 1_000_000
+_log = logging.getLogger("gatepost.dispatch")
+
+
+class Client(Protocol):
+    """What an attempt needs of `DispatchClient`."""
+
+    async def deliver_admitted(
+        self,
+        url: str,
+        payload: object,
+        headers: Mapping[str, str] | None = None,
+        *,
+        endpoint_id: str | None = None,
+        tenant: str | None = None,
+        content_type: str = "application/json",
+        policy: ClientPolicy | None = None,
+        deduplicates: bool = True,
+    ) -> Attempt:
+        """One attempt; never raises for the network."""
+        ...
+
+
+class Desk(Protocol):
+    """Where results go: the worker."""
+
+    def finished(self, start: Start) -> None:
+        """The attempt is over; its slots are free. First."""
+        ...
+
+    def deferred(self, start: Start, until: int) -> None:
+        """Nothing is to be stored; the row waits as it was."""
+        ...
+
+    def result(self, result: Result) -> None:
+        """To be stored."""
+        ...
+
+    def disable(self, listed: Listed, code: str) -> None:
+        """The endpoint must be disabled."""
+        ...
+
+    def event_missing(self, start: Start) -> None:
+        """The store has the row but not its event."""
+        ...
+
+
+class AttemptRunner:
+    """Runs attempts. `store_time` is UTC microseconds by the store's clock; `worker` names this process in the log of attempts."""
+
+    def __init__(
+        self,
+        client: Client,
+        catalogue: Catalogue,
+        bodies: Bodies,
+        desk: Desk,
+        notices: Notices,
+        observer: Observer | None,
+        clock: Clock,
+        entropy: Entropy,
+        store_time: Callable[[], int],
+        worker: str,
+    ) -> None:
+        self._client = client
+        self._catalogue = catalogue
+        self._bodies = bodies
+        self._desk = desk
+        self._notices = notices
+        self._observer = observer
+        self._clock = clock
+        self._entropy = entropy
+        self._store_time = store_time
+        self._worker = worker
+
+    async def run(self, start: Start, epoch: int) -> None:
+        """One attempt from start to result. `epoch` is that of the row's part now."""
+        row = start.row
+        listed = self._catalogue.get(endpoint_of(row.lane))
+        started_at = self._store_time()
+        if listed is None:
+            self._defer(start, started_at)  # removed this moment; its rows are about to be cancelled
+            return
+        if started_at > listed.rules.backoff.window_end(row.born_at):
+            self._give_up_unsent(start, epoch, listed, started_at)
+            return
+        try:
+            event = self._bodies.hold_nowait(row.event_id) or await self._bodies.hold(row.event_id)
+        except (StoreError, asyncio.CancelledError) as error:
+            self._defer(start, self._store_time() + round(BODY_RETRY * _SECOND_US))
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            self._notices.trouble("body_unreadable", error)
+            return
+        if event is None:
+            self._desk.finished(start)
+            self._desk.event_missing(start)
+            return
+        try:
+            attempt = await self._send(listed, event, row)
+        except asyncio.CancelledError:
+            self._defer(start, self._store_time())  # the client has said what became of it; the row waits as it was
+            raise
+        except Exception as error:  # noqa: BLE001 - a record we cannot use is our fault: no attempt of the endpoint's
+            _log.exception("delivery %s could not be attempted", encode_id(DELIVERY, row.delivery_id))
+            self._notices.trouble("attempt_failed", error)
+            self._defer(start, self._store_time() + round(OUR_FAULT_DELAY * _SECOND_US))
+            return
+        finally:
+            self._bodies.release(row.event_id)
+        ended_at = self._store_time()
+        decision = decide(
+            attempt, listed.rules, used=row.attempt, born_at=row.born_at, now=ended_at, u=self._entropy.uniform()
+        )
+        self._carry_out(start, epoch, listed, event, attempt, decision, started_at, ended_at)
+
+    async def _send(self, listed: Listed, event: EventBody, row: Row) -> Attempt:
+        endpoint = listed.endpoint
+        headers = listed.request_headers(encode_id(EVENT, row.event_id), self._clock.wall_us(), event.body)
+        return await self._client.deliver_admitted(
+            endpoint.url,
+            event.body,
+            headers,
+            endpoint_id=endpoint.id,
+            tenant=endpoint.tenant,
+            content_type=event.content_type,
+            policy=listed.policy,
+            deduplicates=endpoint.deduplicates,
+        )
+
+    def _carry_out(
+        self,
+        start: Start,
+        epoch: int,
+        listed: Listed,
+        event: EventBody,
+        attempt: Attempt,
+        decision: Decision,
+        started_at: int,
+        ended_at: int,
+    ) -> None:
+        row = start.row
+        key = RowKey(row.lane, row.due_at, row.delivery_id)
+        change: DoneRow | RetryRow | DeadRow | None
+        match decision:
+            case Complete():
+                word = "complete"
+                change = DoneRow(key, row.event_id)
+            case RetryAt():
+                word = "retry_at"
+                change = RetryRow(
+                    key,
+                    row.part,
+                    row.attempt,
+                    row.attempt + decision.counts,
+                    # The place of a FIFO row is its due time: it stays, and the lane waits instead.
+                    row.due_at if start.lane.fifo else decision.due,
+                )
+            case DeadLetter():
+                word = "dead_letter"
+                used = row.attempt + decision.counts
+                change = _dead(key, row, used, decision.why, attempt.outcome, attempt.status, ended_at)
+            case Defer():
+                word = "defer"
+                change = None
+            case _ as never:
+                assert_never(never)
+        log = self._log_row(row, listed, attempt, word, started_at)
+        self._desk.finished(start)
+        if isinstance(decision, Defer):
+            self._desk.deferred(start, decision.until)
+            if decision.why is not Why.NOT_ADMITTED:  # that is counted, and nothing happened that a log could show
+                self._desk.result(Result(None, epoch, None, log))
+        else:
+            due = decision.due if isinstance(decision, RetryAt) else None
+            self._desk.result(Result(start, epoch, change, log, due))
+        if isinstance(decision, RetryAt | DeadLetter):
+            self._tell_owner(listed, decision)
+        if self._observer is not None:
+            self._observe(row, listed, event, attempt, decision, word, started_at, ended_at)
+
+    def _defer(self, start: Start, until: int) -> None:
+        self._desk.finished(start)
+        self._desk.deferred(start, until)
+
+    def _give_up_unsent(self, start: Start, epoch: int, listed: Listed, now: int) -> None:
+        """The window closed while the row waited (its endpoint was paused, or we were away)."""
+        row = start.row
+        key = RowKey(row.lane, row.due_at, row.delivery_id)
+        self._desk.finished(start)
+        self._desk.result(Result(start, epoch, _dead(key, row, row.attempt, Why.WINDOW_OVER, None, None, now), None))
+        if self._observer is not None:
+            self._observe(row, listed, None, None, DeadLetter(Why.WINDOW_OVER, counts=False), "dead_letter", now, now)
+
+    def _tell_owner(self, listed: Listed, decision: RetryAt | DeadLetter) -> None:
+        endpoint = listed.endpoint
+        if isinstance(decision, DeadLetter) and decision.disable is not None:
+            self._desk.disable(listed, decision.disable)
+        elif decision.notice is not None:
+            self._notices.owner_must_act(endpoint.tenant, endpoint.id, decision.notice)
+
+    def _log_row(self, row: Row, listed: Listed, attempt: Attempt, decision: str, started_at: int) -> AttemptRow:
+        return AttemptRow(
+            row.delivery_id,
+            row.attempt + 1,
+            row.event_id,
+            listed.number,
+            listed.endpoint.tenant,
+            started_at,
+            attempt.outcome,
+            attempt.phase,
+            attempt.reason,
+            attempt.retry_safety,
+            attempt.blame,
+            attempt.status,
+            round(attempt.elapsed * 1_000_000),
+            " ".join([f"{phase}:{seconds * 1e6:.0f}" for phase, seconds in attempt.phases.items()]),
+            attempt.address,
+            attempt.body[:RESPONSE_SNIPPET_MAX],
+            decision,
+            self._worker,
+        )
+
+    def _observe(
+        self,
+        row: Row,
+        listed: Listed,
+        event: EventBody | None,
+        attempt: Attempt | None,
+        decision: Decision,
+        word: str,
+        started_at: int,
+        ended_at: int,
+    ) -> None:
+        assert self._observer is not None
+        endpoint = listed.endpoint
+        try:
+            self._observer.delivery_decided(
+                DeliveryObservation(
+                    encode_id(EVENT, row.event_id),
+                    encode_id(DELIVERY, row.delivery_id),
+                    endpoint.id,
+                    endpoint.tenant,
+                    event.type if event is not None else "",
+                    row.attempt + 1,
+                    word,
+                    decision.why,
+                    (decision.due - ended_at) / 1e6 if isinstance(decision, RetryAt) else None,
+                    max(0, started_at - row.due_at) / 1e6,
+                    None if attempt is None else _observation(attempt, endpoint.id, endpoint.tenant),
+                )
+            )
+        except Exception:  # noqa: BLE001 - users' code: its bug must not end a delivery
+            _log.exception("an observer raised; deliveries go on")
+
+
+def _dead(key: RowKey, row: Row, attempts: int, why: Why, outcome: str | None, status: int | None, now: int) -> DeadRow:
+    return DeadRow(key, row.part, row.attempt, attempts, row.event_id, why, outcome, status, now)
+
+
+def _observation(attempt: Attempt, endpoint_id: str, tenant: str) -> AttemptObservation:
+    return AttemptObservation(
+        attempt.outcome,
+        attempt.delivered,
+        attempt.phase,
+        attempt.reason,
+        attempt.retry_safety,
+        attempt.blame,
+        attempt.status,
+        attempt.host,
+        endpoint_id,
+        tenant,
+        attempt.address,
+        attempt.elapsed,
+        cast(Mapping[str, float], attempt.phases),
+        attempt.reused,
+        attempt.stale_retry,
+        attempt.bytes_sent,
+        attempt.body_fault,
+        attempt.lagged,
+    )

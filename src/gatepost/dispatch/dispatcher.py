@@ -1,0 +1,432 @@
+"""`Dispatcher`: publish events, register endpoints, and run deliveries. Wires the parts of `dispatch` and holds their lifetimes.
+
+`async with Dispatcher.open(url) as gp:` owns the store, the client and the queue until the block ends; `gp.run()` delivers until
+cancelled or drained. It decides nothing itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+from gatepost.clock import SYSTEM_CLOCK, SYSTEM_ENTROPY, Clock, Entropy
+from gatepost.delivery.attempt import Attempt
+from gatepost.delivery.ids import EVENT, IdSource, encode_id
+from gatepost.delivery.policy import ClientPolicy
+from gatepost.delivery.records import Endpoint, Receipt
+from gatepost.dispatch.attempt import AttemptRunner
+from gatepost.dispatch.bodies import BYTES_MAX, Bodies
+from gatepost.dispatch.catalogue import Catalogue, Listed
+from gatepost.dispatch.endpoints import Endpoints
+from gatepost.dispatch.intake import PUBLISH_TIMEOUT, Intake, IntakeStatistics
+from gatepost.dispatch.leases import LeaseKeeper
+from gatepost.dispatch.loop_lag import LoopLag
+from gatepost.dispatch.maintenance import Maintenance
+from gatepost.dispatch.new_event import MAX_PAYLOAD, EventDraft, draft_event
+from gatepost.dispatch.notices import Notices
+from gatepost.dispatch.operations import DeadLetters, Deliveries
+from gatepost.dispatch.publisher import refuse_connection
+from gatepost.dispatch.round import SchedulerLimits
+from gatepost.dispatch.scheduler import LaneScheduler, SchedulerStatistics
+from gatepost.dispatch.settle import Result, SettleBuffer
+from gatepost.dispatch.store_time import StoreTime
+from gatepost.dispatch.supervisor import Supervisor
+from gatepost.dispatch.tasks import TaskSet
+from gatepost.dispatch.tenant_limits import TenantLimiter
+from gatepost.dispatch.worker import Worker, WorkerCounts
+from gatepost.errors import ConfigurationError
+from gatepost.net.client import DispatchClient
+from gatepost.net.resolver import Resolver
+from gatepost.store.open import open_store
+from gatepost.store.port import Store
+from gatepost.store.rows import EnqueueResult, OutboxEvent, Retention, Row
+from gatepost.telemetry import Observer
+from gatepost.wire.egress import EgressPolicy
+
+SLOTS: Final = 200
+"""Attempts in flight in one process, as many as the client has connections by default."""
+SLOTS_MAX: Final = 16_384
+TEST_TYPE: Final = "gatepost.test"
+"""Event type of `endpoints.test`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatcherSettings:
+    """Limits of the dispatcher itself; those of an attempt are in `ClientPolicy`."""
+
+    slots: int = SLOTS
+    """Attempts in flight at once."""
+    auto_host_cap: bool = False
+    """Give each host as many connections as its endpoints' caps add up to, between 8 and a quarter of the slots; False: exactly
+    `ClientPolicy.max_per_host`."""
+    max_payload: int = MAX_PAYLOAD
+    """Bytes of one event."""
+    publish_timeout: float = PUBLISH_TIMEOUT
+    """Seconds that `publish` waits for the store."""
+    body_bytes_max: int = BYTES_MAX
+    """Event bodies in memory."""
+    grace: float | None = None
+    """Seconds a drain waits for attempts in flight; None: the attempt budget, so that every one can end by itself."""
+    retention: Retention = field(default_factory=Retention)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.slots <= SLOTS_MAX:
+            raise ConfigurationError(f"slots={self.slots}: write 1 to {SLOTS_MAX}")
+        if self.max_payload < 1 or self.body_bytes_max < self.max_payload:
+            raise ConfigurationError(
+                f"max_payload={self.max_payload}, body_bytes_max={self.body_bytes_max}: write at least 1, and room for one payload"
+            )
+        if not self.publish_timeout > 0:
+            raise ConfigurationError(f"publish_timeout={self.publish_timeout}: write seconds, more than 0")
+        if self.grace is not None and not self.grace >= 0:
+            raise ConfigurationError(f"grace={self.grace}: write seconds, 0 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class DispatcherStatistics:
+    """A snapshot."""
+
+    running: bool
+    scheduler: SchedulerStatistics
+    attempts: WorkerCounts
+    intake: IntakeStatistics
+    results_waiting: int
+    """Results not stored yet."""
+    store_failing: bool
+    body_bytes: int
+    parts: int
+    lease_seconds_left: float
+    loop_lag_p99: float
+    """Seconds, over the last second."""
+    loop_late: bool
+    oldest_attempt: float
+    """Seconds."""
+
+
+class Dispatcher:
+    """Made by `open`. Construct it directly only with a store and a client of your own (tests do), then `prepare` and `aclose`."""
+
+    def __init__(
+        self,
+        store: Store,
+        client: DispatchClient,
+        *,
+        settings: DispatcherSettings | None = None,
+        observer: Observer | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        entropy: Entropy = SYSTEM_ENTROPY,
+        node: str | None = None,
+    ) -> None:
+        self.settings: Final = settings or DispatcherSettings()
+        self.store: Final = store
+        self.client: Final = client
+        self._policy = client.policy
+        self._clock = clock
+        self._store_time = StoreTime(clock)
+        node = node or f"{os.getpid()}-{entropy.token(4).hex()}"
+        self._notices = Notices(observer, self._store_time)
+        self.lag: Final = LoopLag(clock)
+        tasks = TaskSet(self._notices.trouble)
+        self._catalogue = Catalogue(store, client.policy, client.egress, clock, self._endpoint_changed)
+        self._bodies = Bodies(store, self.settings.body_bytes_max)
+        host_cap = None if self.settings.auto_host_cap else client.policy.max_per_host
+        self._scheduler = LaneScheduler(SchedulerLimits(self.settings.slots, host_cap), self._catalogue.settings)
+        self._leases = LeaseKeeper(
+            store, node, clock, self._store_time, self._parts_won, self._parts_lost, self._renewed
+        )
+        self._settle = SettleBuffer(store, self._stored, self._leases.fenced, self._notices.trouble)
+        self._worker = Worker(
+            store,
+            self._scheduler,
+            self._leases,
+            self._settle,
+            tasks,
+            self._bodies,
+            self.lag,
+            self._notices,
+            self._store_time,
+            clock,
+            self.settings.slots,
+            self._disable,
+        )
+        self._worker.runner = AttemptRunner(
+            client,
+            self._catalogue,
+            self._bodies,
+            self._worker,
+            self._notices,
+            observer,
+            clock,
+            entropy,
+            self._store_time,
+            node,
+        )
+        maintenance = Maintenance(
+            store,
+            self._catalogue,
+            self._scheduler,
+            self._worker,
+            self._leases,
+            self._notices,
+            self._store_time,
+            clock,
+            self.settings.retention,
+            client.policy.attempt_budget,
+        )
+        self._supervisor = Supervisor(
+            store,
+            self._catalogue,
+            self._worker,
+            self._leases,
+            self._settle,
+            maintenance,
+            self.lag,
+            self._notices,
+            self._take_outbox,
+            grace=self.settings.grace,
+            attempt_budget=client.policy.attempt_budget,
+        )
+        self._limiter = TenantLimiter(store, self._catalogue, clock)
+        self._intake: Intake | None = None
+        self.endpoints: Final = Endpoints(
+            store,
+            self._catalogue,
+            client.policy,
+            client.egress,
+            clock,
+            entropy,
+            self._try_out,
+            self._withdraw,
+        )
+        self.deliveries: Final = Deliveries(store, self._worker, self._store_time)
+        self.dead_letters: Final = DeadLetters(store, self._worker, self._store_time)
+
+    @classmethod
+    def open(
+        cls,
+        url: str,
+        *,
+        policy: ClientPolicy | None = None,
+        egress: EgressPolicy | None = None,
+        resolver: Resolver | None = None,
+        proxy: object = None,
+        observer: Observer | None = None,
+        keys: Sequence[str] | None = None,
+        run: bool = False,
+        settings: DispatcherSettings | None = None,
+    ) -> AbstractAsyncContextManager[Dispatcher]:
+        """A dispatcher on the store of `url` (`sqlite:///gatepost.db`, `memory://`), drained and closed on the way out.
+
+        `policy`, `egress`, `resolver`, `proxy` and `observer` are those of `DispatchClient`; `keys` seal endpoint secrets in the
+        store. `run=True` delivers in the background; otherwise `await gp.run()`. Raises `ConfigurationError` for impossible
+        settings, `StoreLocked` when another dispatcher owns the file, `SchemaMismatch` and `StoreError`.
+        """
+        chosen = settings or DispatcherSettings()
+        limits = policy or ClientPolicy()
+        if chosen.auto_host_cap:
+            limits = limits.evolve(max_per_host=min(limits.max_connections, max(8, chosen.slots // 4)))
+
+        @asynccontextmanager
+        async def opened() -> AsyncIterator[Dispatcher]:
+            client = DispatchClient(limits, egress=egress, resolver=resolver, proxy=proxy, observer=observer)
+            try:
+                store = open_store(url, keys=keys)
+                try:
+                    dispatcher = cls(store, client, settings=chosen, observer=observer)
+                    try:
+                        await dispatcher.prepare()
+                        if run:
+                            dispatcher.run_in_background()
+                        yield dispatcher
+                    finally:
+                        await dispatcher.aclose()
+                finally:
+                    await store.aclose()
+            finally:
+                await client.aclose()
+
+        return opened()
+
+    async def prepare(self) -> None:
+        """Load the registry. Once, before anything else."""
+        await self._catalogue.load()
+        ids = IdSource(await self.store.new_node(), self._clock)
+        self._intake = Intake(
+            self.store,
+            self._catalogue,
+            self._bodies,
+            ids,
+            self._limiter,
+            self._store_time,
+            self._hand_over,
+            publish_timeout=self.settings.publish_timeout,
+        )
+        self._supervisor.watch_idleness()
+
+    # -------------------------------------------------------------------------------------------- publishing
+
+    async def publish(
+        self,
+        type: str,  # noqa: A002 - the field's own name
+        payload: object,
+        *,
+        tenant: str = "default",
+        idempotency_key: str | None = None,
+        ordering_key: str | None = None,
+        priority: str = "normal",
+        not_before: datetime | float | None = None,
+        content_type: str = "application/json",
+        connection: object = None,
+    ) -> Receipt:
+        """Store an event and one delivery for each of the tenant's endpoints that take its type; durable when this returns.
+
+        `payload` is bytes, sent as they are, or what JSON can hold. `ordering_key` keeps events of one key in order, `priority`
+        is high, normal or bulk, `not_before` a time with its zone or seconds since 1970. Raises `TypeError` or `ValueError` for
+        what cannot be published (`PayloadTooLarge`), `IdempotencyConflict`, `LimitExceeded` for a tenant over its limits,
+        `Overloaded` when the store does not take it within `publish_timeout`, `StoreFull` and `StoreError`.
+        """
+        refuse_connection(connection)
+        draft = self._draft(
+            type,
+            payload,
+            tenant=tenant,
+            idempotency_key=idempotency_key,
+            ordering_key=ordering_key,
+            priority=priority,
+            not_before=not_before,
+            content_type=content_type,
+        )
+        return await self._ready_intake().publish(draft)
+
+    async def publish_batch(self, events: Sequence[Mapping[str, Any]]) -> Sequence[Receipt | Exception]:
+        """Publish several: mappings with the arguments of `publish`. An event that cannot be taken yields its exception."""
+        outcomes: list[Receipt | Exception | None] = []
+        drafts: list[EventDraft] = []
+        for event in events:
+            try:
+                drafts.append(self._draft(**dict(event)))
+                outcomes.append(None)
+            except (TypeError, ValueError) as error:
+                outcomes.append(error)
+        stored = iter(await self._ready_intake().publish_many(drafts))
+        return [next(stored) if outcome is None else outcome for outcome in outcomes]
+
+    def _draft(
+        self,
+        type: str,  # noqa: A002
+        payload: object,
+        *,
+        tenant: str = "default",
+        idempotency_key: str | None = None,
+        ordering_key: str | None = None,
+        priority: str = "normal",
+        not_before: datetime | float | None = None,
+        content_type: str = "application/json",
+    ) -> EventDraft:
+        return draft_event(
+            type,
+            payload,
+            tenant=tenant,
+            idempotency_key=idempotency_key,
+            ordering_key=ordering_key,
+            priority=priority,
+            not_before=not_before,
+            content_type=content_type,
+            max_payload=self.settings.max_payload,
+            now_us=self._store_time(),
+        )
+
+    def _ready_intake(self) -> Intake:
+        if self._intake is None:
+            raise RuntimeError("this Dispatcher is not open: use `async with Dispatcher.open(...)`")
+        return self._intake
+
+    # ----------------------------------------------------------------------------------------------- running
+
+    async def run(self) -> None:
+        """Deliver until cancelled or drained; drains on the way out. Raises `RuntimeError` when it is running already."""
+        await self._supervisor.run()
+
+    def run_in_background(self) -> None:
+        """`run` as a task of the dispatcher, ended by `drain` or `aclose`."""
+        self._supervisor.run_in_background()
+
+    async def drain(self, grace: float | None = None) -> None:
+        """Stop starting, wait up to `grace` seconds for attempts in flight (None: as set, else the attempt budget), settle, give
+        the parts back. `run` then returns. Publishing goes on being durable."""
+        await self._supervisor.drain(grace)
+
+    def statistics(self) -> DispatcherStatistics:
+        """A snapshot."""
+        return DispatcherStatistics(
+            running=self._supervisor.running,
+            scheduler=self._scheduler.statistics(),
+            attempts=self._worker.counts,
+            intake=self._ready_intake().statistics,
+            results_waiting=len(self._settle),
+            store_failing=self._settle.failing,
+            body_bytes=self._bodies.bytes,
+            parts=len(self._leases.epochs),
+            lease_seconds_left=self._leases.seconds_left,
+            loop_lag_p99=self.lag.window.p99,
+            loop_late=self.lag.late,
+            oldest_attempt=self._worker.oldest_seconds,
+        )
+
+    async def aclose(self) -> None:
+        """Drain, and store what was accepted. The store and the client are closed by whoever opened them."""
+        await self._supervisor.aclose()
+        if self._intake is not None:
+            await self._intake.aclose()
+        await self._bodies.aclose()
+
+    # ---------------------------------------------------------------------------------------- between parts
+
+    def _endpoint_changed(self, number: int) -> None:
+        self._worker.endpoint_changed(number)
+
+    async def _parts_won(self, parts: Collection[int]) -> None:
+        await self._worker.adopt(parts)
+
+    def _parts_lost(self, parts: Collection[int]) -> None:
+        self._worker.drop(parts)
+
+    def _renewed(self) -> None:
+        self._worker.poke()
+
+    def _stored(self, results: Sequence[Result]) -> None:
+        self._worker.stored(results)
+
+    def _hand_over(self, rows: Sequence[Row]) -> None:
+        if self._supervisor.running:
+            self._worker.hand_over(rows)
+        else:
+            self._supervisor.watch_idleness()
+
+    async def _disable(self, endpoint_id: str, code: str) -> object:
+        return await self.endpoints.disable(endpoint_id, code)
+
+    async def _withdraw(self, endpoint: int) -> int:
+        return await self.deliveries.withdraw(endpoint)
+
+    async def _take_outbox(self, events: Sequence[OutboxEvent]) -> Sequence[tuple[OutboxEvent, EnqueueResult]]:
+        return await self._ready_intake().take_outbox(events)
+
+    async def _try_out(self, endpoint: Endpoint) -> Attempt:
+        """One signed attempt outside the queue."""
+        listed = Listed(endpoint, self._policy, self.client.egress)
+        now_us = self._clock.wall_us()
+        body = b'{"type":"gatepost.test","data":{"endpoint":"' + endpoint.id.encode() + b'"}}'
+        webhook_id = encode_id(EVENT, now_us)
+        return await self.client.deliver(
+            endpoint.url,
+            body,
+            listed.request_headers(webhook_id, now_us, body),
+            endpoint_id=endpoint.id,
+            tenant=endpoint.tenant,
+            policy=listed.policy,
+        )

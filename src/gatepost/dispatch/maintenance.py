@@ -1,0 +1,145 @@
+"""What must be done now and then: retention, deliveries whose window closed unseen, lanes that nobody told us of, attempts that hang.
+
+Everything in small portions between which deliveries go on; it starts no attempt. Loops of `dispatch.dispatcher`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection
+from typing import Final
+
+from gatepost.clock import Clock
+from gatepost.delivery.decide import Why
+from gatepost.dispatch.catalogue import Catalogue
+from gatepost.dispatch.leases import LeaseKeeper
+from gatepost.dispatch.notices import Notices
+from gatepost.dispatch.scheduler import LaneScheduler
+from gatepost.dispatch.store_time import StoreTime
+from gatepost.dispatch.worker import Worker
+from gatepost.errors import StoreError
+from gatepost.store.port import DeliveryStore
+from gatepost.store.rows import (
+    DeadRow,
+    DeliveryFilter,
+    LaneWant,
+    Retention,
+    Row,
+    RowKey,
+    SettleBatch,
+    endpoint_of,
+)
+
+RETENTION_EVERY: Final = 60.0
+RETENTION_BUDGET: Final = 500
+RETENTION_PAUSE: Final = 0.05
+"""Seconds between portions of rows: the store's thread belongs to deliveries."""
+REDISCOVER_EVERY: Final = 60.0
+"""Seconds between looks for lanes that have rows and are not known here: the belt beside the braces of hand-over."""
+EXPIRE_EVERY: Final = 600.0
+EXPIRE_ROWS: Final = 200
+"""Rows of closed endpoints looked at in one portion. Their windows are days, so minutes do not matter."""
+STUCK_AFTER: Final = 3.0
+"""An attempt that lasts as many times its budget is a bug of ours, and is reported."""
+
+_log = logging.getLogger("gatepost.dispatch")
+
+
+class Maintenance:
+    """The chores, each a loop until cancelled."""
+
+    def __init__(
+        self,
+        store: DeliveryStore,
+        catalogue: Catalogue,
+        scheduler: LaneScheduler,
+        worker: Worker,
+        leases: LeaseKeeper,
+        notices: Notices,
+        store_time: StoreTime,
+        clock: Clock,
+        retention: Retention,
+        attempt_budget: float,
+    ) -> None:
+        self._store = store
+        self._catalogue = catalogue
+        self._scheduler = scheduler
+        self._worker = worker
+        self._leases = leases
+        self._notices = notices
+        self._store_time = store_time
+        self._clock = clock
+        self._retention = retention
+        self._attempt_budget = attempt_budget
+
+    async def retain(self) -> None:
+        """Delete what is past retention."""
+        while True:
+            more = False
+            try:
+                more = (await self._store.maintain(self._retention, self._store_time(), RETENTION_BUDGET)).more
+            except StoreError as error:
+                self._notices.trouble("retention_failed", error)
+            await asyncio.sleep(RETENTION_PAUSE if more else RETENTION_EVERY)
+
+    async def rediscover(self) -> None:
+        """Look for unknown lanes, and for attempts that hang."""
+        while True:
+            await asyncio.sleep(REDISCOVER_EVERY)
+            try:
+                await self._worker.rediscover(list(self._leases.epochs))
+            except StoreError as error:
+                self._notices.trouble("store_unreadable", error)
+            if self._worker.oldest_seconds > STUCK_AFTER * self._attempt_budget:
+                self._notices.trouble("attempt_stuck", f"an attempt has lasted {self._worker.oldest_seconds:.0f} s")
+
+    async def expire(self) -> None:
+        """End what waits for endpoints that do not take it: dead letters after the window, nothing for endpoints that are gone."""
+        while True:
+            for number, lane in self._scheduler.closed_lanes():
+                try:
+                    await self._expire_lane(number, lane)
+                except StoreError as error:
+                    self._notices.trouble("store_unreadable", error)
+            await asyncio.sleep(EXPIRE_EVERY)
+
+    async def _expire_lane(self, number: int, lane: int) -> None:
+        listed = self._catalogue.get(number)
+        if listed is None:
+            await self._store.cancel(DeliveryFilter(endpoint=number), None, EXPIRE_ROWS)
+            return
+        now = self._store_time()
+        low_water = 0
+        while True:
+            (found,) = await self._store.peek([LaneWant(lane, EXPIRE_ROWS, low_water)], now)
+            over = [row for row in found.rows if listed.rules.backoff.window_end(row.born_at) < now]
+            if not over or not self._scheduler.is_closed(number):
+                return
+            await self._bury(over, now)
+            if len(found.rows) < EXPIRE_ROWS:
+                return
+            low_water = found.rows[-1].due_at
+            await asyncio.sleep(RETENTION_PAUSE)
+
+    async def _bury(self, rows: Collection[Row], now: int) -> None:
+        epochs = {row.part: self._leases.epochs[row.part] for row in rows if row.part in self._leases.epochs}
+        dead = [
+            DeadRow(
+                RowKey(row.lane, row.due_at, row.delivery_id),
+                row.part,
+                row.attempt,
+                row.attempt,
+                row.event_id,
+                Why.WINDOW_OVER,
+                None,
+                None,
+                now,
+            )
+            for row in rows
+            if row.part in epochs
+        ]
+        await self._store.settle(SettleBatch(epochs=epochs, dead=dead))
+        _log.info(
+            "%d deliveries of %s ended unsent: their window closed", len(dead), {endpoint_of(r.key.lane) for r in dead}
+        )

@@ -1,0 +1,66 @@
+"""What people should hear about: troubles of the process and endpoints that need their owner, each at most once an hour.
+
+It says and remembers, nothing else; a thousand deliveries that fail for one reason are one notice. Called by `dispatch.attempt`
+and the loops of `dispatch.dispatcher`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+from gatepost.telemetry import Observer, OperationalObservation
+
+REPEAT_AFTER_US: Final = 3_600_000_000
+"""The same notice is given again after an hour."""
+REMEMBERED_MAX: Final = 10_000
+"""Notices remembered; the one given longest ago goes first, and may then be repeated early."""
+
+_log = logging.getLogger("gatepost.dispatch")
+
+
+class Notices:
+    """Tells the observer, if there is one. `now` is a function for UTC microseconds."""
+
+    def __init__(self, observer: Observer | None, now: Callable[[], int]) -> None:
+        self._observer = observer
+        self._now = now
+        self._given: OrderedDict[tuple[str, str, str], int] = OrderedDict()
+
+    def owner_must_act(self, tenant: str, endpoint_id: str, code: str) -> None:
+        """Deliveries to this endpoint go slow, or are given up, until its owner changes something."""
+        self._say(
+            "endpoint_needs_owner",
+            f"endpoint {endpoint_id}: {code}; deliveries go slow until its owner mends it",
+            code,
+            tenant,
+            endpoint_id,
+        )
+
+    def disabled(self, tenant: str, endpoint_id: str, code: str) -> None:
+        """An endpoint was disabled by us."""
+        self._say("endpoint_disabled", f"endpoint {endpoint_id} was disabled: {code}", code, tenant, endpoint_id)
+
+    def trouble(self, kind: str, error: BaseException | str) -> None:
+        """Something of ours does not work."""
+        self._say(kind, f"{kind}: {error}", kind, None, None)
+
+    def _say(self, kind: str, message: str, code: str, tenant: str | None, endpoint_id: str | None) -> None:
+        key = (kind, endpoint_id or "", code)
+        now = self._now()
+        given = self._given.get(key)
+        if given is not None and now - given < REPEAT_AFTER_US:
+            return
+        self._given[key] = now
+        self._given.move_to_end(key)
+        if len(self._given) > REMEMBERED_MAX:
+            self._given.popitem(last=False)
+        if self._observer is None:
+            _log.warning("%s", message)
+            return
+        try:
+            self._observer.operational(OperationalObservation(kind, message, tenant, endpoint_id, {"code": code}))
+        except Exception:  # noqa: BLE001 - users' code
+            _log.exception("an observer raised; deliveries go on")

@@ -1,0 +1,226 @@
+"""Runs the loops of a dispatcher and ends them in order: stop starting, wait, settle, give the parts back.
+
+It owns every long-lived task of `dispatch` and restarts one that fails; it knows nothing of deliveries. Called by
+`dispatch.dispatcher`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from gatepost.dispatch.catalogue import Catalogue
+from gatepost.dispatch.leases import LeaseKeeper
+from gatepost.dispatch.loop_lag import LoopLag
+from gatepost.dispatch.maintenance import Maintenance
+from gatepost.dispatch.notices import Notices
+from gatepost.dispatch.settle import SettleBuffer
+from gatepost.dispatch.tasks import keep_running
+from gatepost.dispatch.worker import Worker
+from gatepost.errors import StoreError
+from gatepost.store.port import DeliveryStore
+from gatepost.store.rows import EnqueueResult, OutboxEvent
+
+IDLE_WARNING: Final = 10.0
+"""Seconds after which due work that nobody runs is worth a warning: a forgotten `run()` looks like lost events."""
+FOLLOW_EVERY: Final = 1.0
+"""Seconds between looks at the registry's changes (the contract is two)."""
+OUTBOX_BATCH: Final = 250
+OUTBOX_RETRY: Final = 0.5
+
+TakeOutbox = Callable[[Sequence[OutboxEvent]], Awaitable[Sequence[tuple[OutboxEvent, EnqueueResult]]]]
+
+_log = logging.getLogger("gatepost.dispatch")
+
+
+class Supervisor:
+    """The lifetime of one dispatcher's loops."""
+
+    def __init__(
+        self,
+        store: DeliveryStore,
+        catalogue: Catalogue,
+        worker: Worker,
+        leases: LeaseKeeper,
+        settle: SettleBuffer,
+        maintenance: Maintenance,
+        lag: LoopLag,
+        notices: Notices,
+        take_outbox: TakeOutbox,
+        *,
+        grace: float | None,
+        attempt_budget: float,
+    ) -> None:
+        self._store = store
+        self._catalogue = catalogue
+        self._worker = worker
+        self._leases = leases
+        self._settle = settle
+        self._maintenance = maintenance
+        self._lag = lag
+        self._notices = notices
+        self._take_outbox = take_outbox
+        self._grace = attempt_budget if grace is None else grace
+        self._attempt_budget = attempt_budget
+        self._stop = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._background: asyncio.Task[None] | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._idle_check: asyncio.Task[None] | None = None
+        self.running = False
+
+    # ----------------------------------------------------------------------------------------------- running
+
+    async def run(self) -> None:
+        """Run until `drain`, or until cancelled, which drains too."""
+        if self.running:
+            raise RuntimeError("this Dispatcher is running already")
+        self.running = True
+        self._stop.clear()
+        self._ended.clear()
+        self._unwatch()
+        loops = [self._start(name, loop) for name, loop in self._loops().items()]
+        self._worker.open_gate()
+        try:
+            await self._stop.wait()
+        finally:
+            # Shielded, so that one cancellation drains; a second one, while we wait, ends at once.
+            ending = asyncio.ensure_future(self._wind_down(loops))
+            try:
+                await asyncio.shield(ending)
+            except asyncio.CancelledError:
+                ending.cancel()
+                await asyncio.gather(ending, return_exceptions=True)
+                await self._worker.cut()
+                raise
+            finally:
+                self.running = False
+                self._ended.set()
+
+    def run_in_background(self) -> None:
+        """`run` as a task."""
+        self._background = self._own(self.run(), "gatepost dispatcher")
+
+    async def drain(self, grace: float | None) -> None:
+        """End `run` in order; returns when it has ended."""
+        if grace is not None:
+            self._grace = grace
+        if self._grace < self._attempt_budget:
+            _log.warning(
+                "grace of %g s is shorter than the attempt budget of %g s: attempts may be cut short and made again",
+                self._grace,
+                self._attempt_budget,
+            )
+        if self._background is not None and not self.running:
+            await asyncio.sleep(0)  # it has not begun yet
+        self._stop.set()
+        if self.running:
+            await self._ended.wait()
+
+    async def aclose(self) -> None:
+        """Drain if running, and end whatever is left."""
+        await self.drain(None)
+        self._unwatch()
+        if self._background is not None:
+            await asyncio.gather(self._background, return_exceptions=True)
+
+    def _loops(self) -> dict[str, Callable[[], Awaitable[None]]]:
+        return {
+            "settle": self._settle.run,
+            "leases": self._leases.run,
+            "reads": self._worker.read_lanes,
+            "outbox": self._follow_outbox,
+            "registry": self._follow_registry,
+            "retention": self._maintenance.retain,
+            "discovery": self._maintenance.rediscover,
+            "expiry": self._maintenance.expire,
+            "loop lag": self._watch_lag,
+        }
+
+    async def _wind_down(self, loops: Sequence[asyncio.Task[None]]) -> None:
+        try:
+            await self._worker.drain(self._grace)
+            await self._leases.release()
+        finally:
+            for task in loops:
+                task.cancel()
+            await asyncio.gather(*loops, return_exceptions=True)
+
+    def _start(self, name: str, loop: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        return self._own(
+            keep_running(name, loop, lambda failed, error: self._notices.trouble(f"loop_{failed}", error)),
+            f"gatepost {name}",
+        )
+
+    @staticmethod
+    def _own(work: Awaitable[None], name: str) -> asyncio.Task[None]:
+        async def owned() -> None:
+            await work
+
+        return asyncio.get_running_loop().create_task(owned(), name=name)
+
+    # ------------------------------------------------------------------------------------------------- loops
+
+    async def _follow_outbox(self) -> None:
+        """Fan out what publishers in other processes stored."""
+        while True:
+            await self._store.wait_outbox()
+            try:
+                while events := await self._store.outbox_peek(OUTBOX_BATCH):
+                    conflicts = [event for event, result in await self._take_outbox(events) if result.conflict]
+                    if conflicts:
+                        await self._store.outbox_drop([event.outbox_id for event in conflicts])
+                    for event in conflicts:
+                        self._notices.trouble(
+                            "idempotency_conflict",
+                            f"an event of tenant {event.tenant} was dropped: its idempotency key names another event",
+                        )
+            except StoreError as error:
+                self._notices.trouble("outbox_waits", error)
+                await asyncio.sleep(OUTBOX_RETRY)
+
+    async def _follow_registry(self) -> None:
+        while True:
+            try:
+                await self._catalogue.follow()
+            except StoreError as error:
+                self._notices.trouble("registry_unreadable", error)
+            await asyncio.sleep(FOLLOW_EVERY)
+
+    async def _watch_lag(self) -> None:
+        await self._lag.run(lambda: self._worker.in_flight)
+
+    # ----------------------------------------------------------------------------------- a forgotten run()
+
+    def watch_idleness(self) -> None:
+        """Warn in a while if there is work and still nobody runs it."""
+        if self._idle_timer is None and not self.running and self._background is None:
+            self._idle_timer = asyncio.get_running_loop().call_later(IDLE_WARNING, self._check_idleness)
+
+    def _check_idleness(self) -> None:
+        self._idle_timer = None
+        if not self.running:
+            self._idle_check = self._own(self._warn_if_idle(), "gatepost idleness")
+
+    async def _warn_if_idle(self) -> None:
+        try:
+            totals = await self._store.totals()
+        except StoreError:
+            return
+        if not self.running and (totals.waiting or totals.outbox):
+            message = (
+                f"{totals.waiting} deliveries wait and nothing delivers them: await dispatcher.run(), "
+                "or open the dispatcher with run=True"
+            )
+            _log.warning("%s", message)
+            self._notices.trouble("not_running", message)
+
+    def _unwatch(self) -> None:
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
+        if self._idle_check is not None:
+            self._idle_check.cancel()
+            self._idle_check = None

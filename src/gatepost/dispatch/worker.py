@@ -1,0 +1,387 @@
+"""Drives the scheduler: starts attempts, reads lanes, hears of results. The only place where the queue in memory meets tasks.
+
+It decides nothing: `dispatch.scheduler` says what starts and what is read, leases say whether anything may start at all.
+Event-driven: whatever may have made room pokes it, and one turn per loop iteration does all there is to do; with nothing to do
+it costs nothing. It is the `Keeper` of operators' calls and the `Desk` of attempts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gatepost.clock import Clock
+from gatepost.delivery.decide import OUR_FAULT_DELAY
+from gatepost.dispatch.attempt import AttemptRunner
+from gatepost.dispatch.bodies import Bodies
+from gatepost.dispatch.catalogue import Listed
+from gatepost.dispatch.leases import LeaseKeeper
+from gatepost.dispatch.loop_lag import LoopLag
+from gatepost.dispatch.notices import Notices
+from gatepost.dispatch.round import Start
+from gatepost.dispatch.scheduler import LaneScheduler
+from gatepost.dispatch.settle import Result, SettleBuffer
+from gatepost.dispatch.store_time import StoreTime
+from gatepost.dispatch.tasks import TaskSet
+from gatepost.errors import StoreError
+from gatepost.store.port import DeliveryStore
+from gatepost.store.rows import DeadRow, DeliveryFilter, DoneRow, Row, endpoint_of
+
+READ_RETRY: Final = 0.5
+"""Seconds before a read that the store did not answer is repeated."""
+SETTLE_PATIENCE: Final = 10.0
+"""Seconds a drain waits for a store that does not take the last results; they are attempted again after the next start."""
+
+_log = logging.getLogger("gatepost.dispatch")
+
+
+@dataclass(slots=True)
+class WorkerCounts:
+    """Since the start."""
+
+    started: int = 0
+    delivered: int = 0
+    retried: int = 0
+    dead: int = 0
+    deferred: int = 0
+
+
+class Worker:
+    """One process' share of the queue. Nothing starts before `open_gate`, and nothing after `shut_gate`."""
+
+    def __init__(
+        self,
+        store: DeliveryStore,
+        scheduler: LaneScheduler,
+        leases: LeaseKeeper,
+        settle: SettleBuffer,
+        tasks: TaskSet,
+        bodies: Bodies,
+        lag: LoopLag,
+        notices: Notices,
+        store_time: StoreTime,
+        clock: Clock,
+        slots: int,
+        disable: Callable[[str, str], Awaitable[object]],
+    ) -> None:
+        self._store = store
+        self._scheduler = scheduler
+        self._leases = leases
+        self._settle = settle
+        self._tasks = tasks
+        self._bodies = bodies
+        self._lag = lag
+        self._notices = notices
+        self._store_time = store_time
+        self._clock = clock
+        self._slots = slots
+        self._disable = disable
+        self.runner: AttemptRunner | None = None
+        """Set once, by whoever wires both: attempts report to this worker."""
+        self.counts = WorkerCounts()
+        self._open = False
+        self._poked = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0
+        self._reading = asyncio.Event()
+        self._flying: dict[Start, float] = {}
+        self._disabling: set[int] = set()
+        self._quiet_waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self._idle_waiters: list[asyncio.Future[None]] = []
+
+    @property
+    def in_flight(self) -> int:
+        """Attempts under way."""
+        return self._scheduler.in_flight
+
+    @property
+    def oldest_seconds(self) -> float:
+        """Age of the oldest attempt under way."""
+        started = next(iter(self._flying.values()), None)
+        return 0.0 if started is None else self._clock.monotonic() - started
+
+    # ---------------------------------------------------------------------------------------------- the turn
+
+    def open_gate(self) -> None:
+        """Start whatever is due from now on."""
+        self._open = True
+        self.poke()
+
+    def shut_gate(self) -> None:
+        """Start nothing more."""
+        self._open = False
+
+    def poke(self) -> None:
+        """Something may be able to start or be read: have a turn in this iteration of the loop."""
+        if not self._poked:
+            self._poked = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._poked = False
+        scheduler = self._scheduler
+        now = self._store_time()
+        scheduler.tick(now)
+        idle = scheduler.take_idle()
+        if idle:
+            self._settle.add_idle(idle, self._leases.epochs)
+        if self._open and self._leases.safe:
+            scheduler.limit = self._lag.ceiling(self._slots)
+            # Without an await from here on, so the leases stay as safe as they were.
+            while not self._bodies.full and (start := scheduler.take(now)) is not None:
+                self._begin(start)
+            if scheduler.has_wants:
+                self._reading.set()
+        self._arm()
+
+    def _begin(self, start: Start) -> None:
+        assert self.runner is not None, "wired before the gate opens"
+        self.counts.started += 1
+        self._flying[start] = self._clock.monotonic()
+        # The part may have been lost since the row was read; then its epoch is unknown and the result will be fenced.
+        epoch = self._leases.epochs.get(start.row.part, 0)
+        self._tasks.start(self._attempt(self.runner, start, epoch))
+
+    async def _attempt(self, runner: AttemptRunner, start: Start, epoch: int) -> None:
+        try:
+            await runner.run(start, epoch)
+        finally:
+            if start in self._flying:  # it failed where it should not; the slots must come back all the same
+                self._give_up(start)
+
+    def _give_up(self, start: Start) -> None:
+        self.finished(start)
+        self.deferred(start, self._store_time() + round(OUR_FAULT_DELAY * 1e6))
+
+    def _arm(self) -> None:
+        """Have a turn when the next timer of the scheduler comes up. A turn too early does no harm."""
+        when = self._scheduler.next_at()
+        if when is None or (self._timer is not None and self._timer_at <= when):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = when
+        delay = max(0.0, (when - self._store_time()) / 1e6)
+        self._timer = asyncio.get_running_loop().call_later(delay, self._timed_turn)
+
+    def _timed_turn(self) -> None:
+        self._timer = None
+        self.poke()
+
+    # ----------------------------------------------------------------------------------------------- reading
+
+    async def read_lanes(self) -> None:
+        """Read what the scheduler wants, one batch of lanes at a time, until cancelled."""
+        while True:
+            await self._reading.wait()
+            self._reading.clear()
+            while self._open and self._leases.safe:
+                asked_at = self._store_time()
+                wants = self._scheduler.wants(asked_at)
+                if not wants:
+                    break
+                try:
+                    results = await self._store.peek(wants, asked_at)
+                except BaseException as error:
+                    self._scheduler.read_failed(wants)
+                    if not isinstance(error, StoreError):
+                        raise
+                    self._notices.trouble("store_unreadable", error)
+                    await asyncio.sleep(READ_RETRY)
+                    continue
+                self._scheduler.read(results, asked_at, self._store_time())
+                self.poke()
+
+    async def adopt(self, parts: Collection[int]) -> None:
+        """Parts were won: find their lanes. Until then, what is handed over may have older rows before it."""
+        self._scheduler.unsure = True
+        await self.rediscover(parts)
+        self._scheduler.unsure = False
+
+    async def rediscover(self, parts: Collection[int]) -> None:
+        """Find lanes that nobody told us of. Raises `StoreError`."""
+        lanes = await self._store.discover(parts)
+        self._scheduler.adopt(lanes, self._store_time())
+        self.poke()
+
+    def drop(self, parts: Collection[int]) -> None:
+        """Parts were lost."""
+        for part in parts:
+            self._scheduler.drop_part(part, self._store_time())
+
+    def hand_over(self, rows: Sequence[Row]) -> None:
+        """Rows that were just stored. Those of parts that are not ours are their owner's to find."""
+        epochs = self._leases.epochs
+        mine = rows if all(row.part in epochs for row in rows) else [row for row in rows if row.part in epochs]
+        if mine:
+            self._scheduler.hand_over(mine, self._store_time())
+            self.poke()
+
+    # ------------------------------------------------------------------------------- Desk: attempts report here
+
+    def finished(self, start: Start) -> None:
+        """The attempt is over."""
+        del self._flying[start]
+        self._scheduler.finish(start, self._store_time())
+        self.poke()
+        if self._idle_waiters and not self._flying:
+            _wake_all(self._idle_waiters)
+
+    def deferred(self, start: Start, until: int) -> None:
+        """The row waits as it was."""
+        self.counts.deferred += 1
+        self._scheduler.deferred(start, until, self._store_time())
+        self._tell_quiet()
+
+    def result(self, result: Result) -> None:
+        """To be stored."""
+        self._settle.add(result)
+
+    def disable(self, listed: Listed, code: str) -> None:
+        """Disable an endpoint, once for however many attempts say so."""
+        if listed.number not in self._disabling:
+            self._disabling.add(listed.number)
+            self._tasks.start(self._disable_endpoint(listed, code))
+
+    async def _disable_endpoint(self, listed: Listed, code: str) -> None:
+        try:
+            await self._disable(listed.endpoint.id, code)
+            self._notices.disabled(listed.endpoint.tenant, listed.endpoint.id, code)
+        except Exception as error:  # noqa: BLE001 - the next attempt that says so tries again
+            self._notices.trouble("endpoint_not_disabled", error)
+        finally:
+            self._disabling.discard(listed.number)
+
+    def event_missing(self, start: Start) -> None:
+        """Only damage to the store can do this: there is nothing to send, and nothing to keep."""
+        self._notices.trouble("event_missing", f"delivery {start.row.delivery_id} has no event and is cancelled")
+        self._tasks.start(self._cancel_missing(start))
+
+    async def _cancel_missing(self, start: Start) -> None:
+        where = DeliveryFilter(endpoint=endpoint_of(start.row.lane))
+        try:
+            await self._store.cancel(where, start.row.delivery_id, 1)
+        finally:
+            self._scheduler.settled(start, self._store_time())
+
+    # ----------------------------------------------------------------------------- what the store has taken
+
+    def stored(self, results: Sequence[Result]) -> None:
+        """These results are durable."""
+        scheduler, counts, now = self._scheduler, self.counts, self._store_time()
+        for result in results:
+            start = result.start
+            if start is None:
+                continue
+            if result.rejected:
+                scheduler.abandoned(start)
+            elif result.due is not None:
+                counts.retried += 1
+                attempt = getattr(result.change, "next_attempt", start.row.attempt + 1)
+                scheduler.retried(start, attempt, result.due, now)
+            else:
+                if isinstance(result.change, DoneRow):
+                    counts.delivered += 1
+                elif isinstance(result.change, DeadRow):
+                    counts.dead += 1
+                scheduler.settled(start, now)
+        self._tell_quiet()
+        self.poke()
+
+    # ------------------------------------------------------------------------------ Keeper: operators ask here
+
+    def hold_back(self, endpoint: int) -> None:
+        """Start and read nothing of an endpoint until as many `let_go`."""
+        self._scheduler.hold_back(endpoint, self._store_time())
+
+    def let_go(self, endpoint: int) -> None:
+        """End of one `hold_back`."""
+        self._scheduler.let_go(endpoint, self._store_time())
+        self.poke()
+
+    async def wait_quiet(self, endpoint: int) -> None:
+        """Until nothing of the endpoint is in flight or unsettled."""
+        while self._scheduler.busy_with(endpoint):
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._quiet_waiters.append((endpoint, waiter))
+            await waiter
+
+    def forget(self, delivery_ids: Collection[int]) -> None:
+        """These rows are gone from the store."""
+        self._scheduler.forget(delivery_ids, self._store_time())
+
+    def expect(self, part: int, lane: int, due_at: int) -> None:
+        """A row was added to a lane."""
+        if part in self._leases.epochs:
+            self._scheduler.expect(part, lane, due_at, self._store_time())
+            self.poke()
+
+    def endpoint_changed(self, number: int) -> None:
+        """The catalogue has something new about an endpoint."""
+        self._scheduler.endpoint_changed(number, self._store_time())
+        self.poke()
+
+    def _tell_quiet(self) -> None:
+        if self._quiet_waiters:
+            still = []
+            for endpoint, waiter in self._quiet_waiters:
+                if self._scheduler.busy_with(endpoint):
+                    still.append((endpoint, waiter))
+                elif not waiter.done():
+                    waiter.set_result(None)
+            self._quiet_waiters = still
+
+    # ------------------------------------------------------------------------------------------------- drain
+
+    async def drain(self, grace: float) -> int:
+        """Stop starting, wait for attempts up to `grace` seconds, end the rest, and store what is left to store.
+
+        Returns how many attempts were cut short. Their rows are untouched and start again with the next owner.
+        """
+        self.shut_gate()
+        cut = 0
+        if await _within(self._wait_idle(), grace):
+            await _within(self._tasks.wait_empty(), SETTLE_PATIENCE)  # errands such as disabling an endpoint
+        else:
+            cut = len(self._flying)
+            _log.warning("%d attempts are cut short after %g s of grace; they will be made again", cut, grace)
+        await self.cut()
+        if not await _within(self._settle.flush(), SETTLE_PATIENCE):
+            _log.error("%d results could not be stored; their deliveries will be made again", len(self._settle))
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        return cut
+
+    async def cut(self) -> None:
+        """End what is in flight now."""
+        self.shut_gate()
+        self._tasks.cancel()
+        await self._tasks.wait_empty()
+        for start in list(self._flying):  # cancelled before its first step
+            self._give_up(start)
+
+    async def _wait_idle(self) -> None:
+        while self._flying:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._idle_waiters.append(waiter)
+            await waiter
+
+
+def _wake_all(waiters: list[asyncio.Future[None]]) -> None:
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_result(None)
+    waiters.clear()
+
+
+async def _within(work: Awaitable[None], seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            await work
+    except TimeoutError:
+        return False
+    return True
