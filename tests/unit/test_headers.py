@@ -88,6 +88,9 @@ def test_refusals_never_show_the_value() -> None:
         with pytest.raises(HeaderRefused) as caught:
             check_header("Authorization", value)
         assert "s3cret" not in str(caught.value)
+    with pytest.raises(HeaderRefused, match="'Authorization' with a colon") as caught:
+        check_header("Authorization: Bearer s3cret", "")  # a whole line, pasted where the name belongs
+    assert "s3cret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("name", "value"), [(b"x", "y"), ("x", b"y"), (1, "y"), ("x", None)])

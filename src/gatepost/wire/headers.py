@@ -88,9 +88,10 @@ def check_name(name: str, *, allow_webhook: bool = False) -> str:
             Reason.HEADER_TOO_LONG, f"a header name has {len(name)} characters: write at most {NAME_BYTES_MAX}"
         )
     if _NAME.fullmatch(name) is None:
+        shown, colon, _ = name.partition(":")  # behind the colon of a whole line stands its value
         raise HeaderRefused(
             Reason.HEADER_NAME_INVALID,
-            f"header name {name!a} is no token (RFC 9110 section 5.1): write letters, digits and hyphens",
+            f"header name {shown!a}{' with a colon' * len(colon)} is no token (RFC 9110 section 5.1): write letters, digits and hyphens",
         )
     field = name.lower()
     if field in CLIENT_NAMES or field.startswith(CLIENT_PREFIXES):
