@@ -1,8 +1,9 @@
 """Where a process spends its CPU, by stage: looks at every thread's stack each millisecond of CPU time used.
 
 Each look charges the CPU that a thread has used since the last one to the stage its stack shows, so C code, locks and sleeps
-come out right, and threads do not blur into each other. It costs a few per cent; measure totals without it. Used by
-`bench.pipeline`.
+come out right, and threads do not blur into each other. The main thread looks, so other threads are seen where they let go of
+the interpreter lock: their totals are exact, their parts a guide. It costs a few per cent; measure totals without it. Used
+by `bench.pipeline`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class Rule(NamedTuple):
     """A stack whose innermost matching frame is in `module` (a prefix) and in a function like `function` is in `stage`."""
 
     stage: str
+    """Empty: such a frame says nothing, its caller decides."""
     module: str
     function: str = ""
     """A regular expression for the qualified name; empty takes every function."""
@@ -94,7 +96,7 @@ class StageProfiler:
     def _stage_of(self, module: str, code: CodeType) -> str | None:
         for stage, prefix, function in self._rules:
             if (module == prefix or module.startswith(f"{prefix}.")) and function.search(code.co_qualname):
-                return stage
+                return stage or None
         return None
 
 

@@ -41,9 +41,7 @@ def make_events(ids: IdSource, endpoints: Sequence[int], count: int, body: bytes
         lane = lane_of(endpoints[(at * 7919) % len(endpoints)], 0)
         target = Target(lane, 0, delivery_id, now)
         key = f"order-{event_id}-{at}"
-        events.append(
-            NewEvent(event_id, "default", key, "invoice.paid", "application/json", body, now, (target,))
-        )
+        events.append(NewEvent(event_id, "default", key, "invoice.paid", "application/json", body, now, (target,)))
     return events
 
 
@@ -104,9 +102,7 @@ async def measure(path: Path, *, rounds: int, batch: int, endpoint_count: int, w
         await store.aclose()
 
 
-async def measure_peek(
-    store: SqliteStore, ids: IdSource, endpoints: Sequence[int], body: bytes, batch: int
-) -> float:
+async def measure_peek(store: SqliteStore, ids: IdSource, endpoints: Sequence[int], body: bytes, batch: int) -> float:
     """CPU microseconds per peeked row, 24 rows a lane."""
     backlog = 24 * 50
     for start in range(0, backlog, batch):
@@ -136,7 +132,9 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=1_000, help="batches before, so that the file has a history")
     parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--endpoints", type=int, default=400)
-    parser.add_argument("--directory", type=Path, default=None, help="where the file goes; default: the temporary directory")
+    parser.add_argument(
+        "--directory", type=Path, default=None, help="where the file goes; default: the temporary directory"
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.directory) as directory:

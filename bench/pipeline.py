@@ -1,0 +1,149 @@
+"""What a durable delivery costs: publish, store, schedule, sign, send and settle on SQLite, 1 KiB to 400 endpoints.
+
+The dispatcher runs in a process of its own, the receiver in another. Reports deliveries per second with the queue kept full,
+CPU per delivery in the dispatcher's process, the time from publish to first byte at half that rate, and what each stage
+costs. `python -m bench.pipeline` and `gatepost bench pipeline`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from bench.figures import arrivals_after
+from bench.machine import raise_file_limit
+from bench.pipeline_worker import PipelineTask
+from bench.report import add_common_options, print_json, print_line, print_machine, print_table, steps
+from gatepost.testing.receiver_process import ReceiverProcess
+
+ENDPOINTS: Final = 400
+SLOTS: Final = 512
+DEPTH: Final = 4_096
+"""Outstanding deliveries with the queue kept full: several times the slots, so that none is ever idle."""
+LATENCY_SHARE: Final = 0.5
+TARGET_CPU_MS: Final = 0.2
+WORKER_LIMIT: Final = 300.0
+"""Seconds after which a hanging worker is given up."""
+
+
+def run_worker(task: PipelineTask) -> dict[str, Any]:
+    """One fresh dispatcher process."""
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.pipeline_worker"],
+        input=json.dumps(asdict(task)),
+        cwd=Path(__file__).resolve().parents[1],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=WORKER_LIMIT,
+        check=True,
+    )
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def measure_once(seconds: float, warm_up: float, *, profile: bool, directory: str | None = None) -> dict[str, Any]:
+    """One receiver, one dispatcher on a fresh file; the ledger of the receiver decides what arrived when."""
+    raise_file_limit()
+    with (
+        tempfile.TemporaryDirectory(prefix="gatepost-bench-", dir=directory) as place,
+        ReceiverProcess("--stamps", "--ports", str(ENDPOINTS)) as receiver,
+    ):
+        result = run_worker(
+            PipelineTask(
+                directory=place,
+                urls=[f"{url}/hooks" for url in receiver.urls],
+                slots=SLOTS,
+                depth=DEPTH,
+                warm_up=warm_up,
+                seconds=seconds,
+                latency_share=LATENCY_SHARE,
+                profile=profile,
+            )
+        )
+        stats = receiver.stats()
+        due_ns = result.pop("due_ns")
+        result["latency"].update(arrivals_after(due_ns, receiver.stamps()).as_dict())
+        result["receiver"] = {name: stats[name] for name in ("requests", "unique_ids", "duplicates", "connections")}
+        result["lost"] = result["published"] - stats["unique_ids"]
+        result["database_mib"] = round(sum(one.stat().st_size for one in Path(place).iterdir()) / 2**20, 1)
+    return result
+
+
+def run(rounds: int, seconds: float, warm_up: float, directory: str | None = None) -> dict[str, Any]:
+    """Several rounds; the cheapest counts for CPU, the quickest for throughput, its own latency beside it."""
+    done = []
+    with steps(rounds) as progress:
+        for number in range(rounds):
+            progress.begin(f"pipeline, round {number + 1} of {rounds}")
+            done.append(measure_once(seconds, warm_up, profile=number == rounds - 1, directory=directory))
+            progress.done()
+    best = min(done, key=lambda one: one["throughput"]["cpu_ms_per_delivery"])
+    return {
+        "endpoints": ENDPOINTS,
+        "slots": SLOTS,
+        "payload_bytes": 1_024,
+        "store": "sqlite",
+        "deliveries_per_second": max(one["throughput"]["deliveries_per_second"] for one in done),
+        "cpu_ms_per_delivery": best["throughput"]["cpu_ms_per_delivery"],
+        "target_cpu_ms_per_delivery": TARGET_CPU_MS,
+        "latency": min((one["latency"] for one in done), key=lambda latency: latency["p99_ms"]),
+        "stages": next(one["stages"] for one in reversed(done) if "stages" in one),
+        "lost": sum(one["lost"] for one in done),
+        "duplicates": sum(one["receiver"]["duplicates"] for one in done),
+        "rounds": done,
+    }
+
+
+def show(result: dict[str, Any]) -> None:
+    """Tables for people."""
+    latency = result["latency"]
+    print_table(
+        f"Durable deliveries on SQLite: signed, 1 KiB, {ENDPOINTS} endpoints",
+        ("", "value"),
+        [
+            ("deliveries per second, queue kept full", f"{result['deliveries_per_second']:,.0f}"),
+            ("CPU ms per delivery", f"{result['cpu_ms_per_delivery']:.4f}"),
+            (f"publish to first byte at {latency['rate']:,.0f}/s: p50 ms", f"{latency['p50_ms']:.2f}"),
+            ("p99 ms", f"{latency['p99_ms']:.2f}"),
+            ("lost", result["lost"]),
+            ("duplicates", result["duplicates"]),
+        ],
+    )
+    stages = result["stages"]["us_per_delivery"]
+    total = sum(stages.values())
+    print_table(
+        "Where the CPU goes (with the looking, which adds a little)",
+        ("stage", "µs per delivery", "share"),
+        [(name, f"{cost:.1f}", f"{cost / total:.0%}") for name, cost in stages.items()],
+    )
+    print_line(f"Target: below {TARGET_CPU_MS} ms CPU per delivery.")
+    print_machine()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run from the command line. Exit 1 when an event was lost."""
+    parser = argparse.ArgumentParser("bench.pipeline", description=__doc__.partition("\n")[0] if __doc__ else None)
+    add_common_options(parser)
+    parser.add_argument("--rounds", type=int, help="fresh dispatchers (default 3; 1 with --quick)")
+    parser.add_argument("--seconds", type=float, help="seconds of each part (default 10; 4 with --quick)")
+    parser.add_argument("--directory", help="where the SQLite file goes; its disk is what is measured")
+    options = parser.parse_args(argv)
+    rounds = options.rounds or (1 if options.quick else 3)
+    seconds = options.seconds or (4.0 if options.quick else 10.0)
+    result = run(rounds, seconds, min(2.0, seconds / 2), options.directory)
+    if options.json:
+        print_json(result)
+    else:
+        show(result)
+    return 1 if result["lost"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

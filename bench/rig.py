@@ -1,0 +1,152 @@
+"""A real `Dispatcher` under load, for the pipeline, isolation and memory benchmarks: endpoints, a tally, and two ways to publish.
+
+It runs in the measured process. Closed loop keeps a given number of deliveries waiting or in flight; open loop publishes at
+fixed instants whatever happens, so that a stall shows as latency and not as fewer events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from gatepost.dispatch.dispatcher import DispatcherSettings
+
+from gatepost import ClientPolicy, Dispatcher, EgressPolicy
+from gatepost.telemetry import AttemptObservation, DeliveryObservation, OperationalObservation
+
+PAYLOAD: Final = b'{"type":"bench.event","data":"' + b"x" * (1024 - 32) + b'"}'
+"""Exactly 1 KiB of JSON."""
+PUBLISHERS: Final = 128
+"""Concurrent publishers, as an API under load has: their events share commits."""
+TICK: Final = 0.004
+"""Seconds between releases of the open loop; also its resolution."""
+LOOPBACK: Final = EgressPolicy(schemes=("http",), allow_cidrs=("127.0.0.0/8",))
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts what the dispatcher decides; an `Observer`."""
+
+    published: int = 0
+    completed: int = 0
+    others: Counter[str] = field(default_factory=Counter)
+    """Decisions other than complete, by decision and reason."""
+
+    @property
+    def outstanding(self) -> int:
+        """Published and not delivered."""
+        return self.published - self.completed
+
+    def attempt_finished(self, observation: AttemptObservation) -> None:
+        """Not counted: decisions are."""
+
+    def delivery_decided(self, observation: DeliveryObservation) -> None:
+        """Count it."""
+        if observation.decision == "complete":
+            self.completed += 1
+        else:
+            self.others[f"{observation.decision} {observation.why}"] += 1
+
+    def operational(self, observation: OperationalObservation) -> None:
+        """Count it, so that the report shows what was wrong."""
+        self.others[f"operational {observation.kind}"] += 1
+
+
+@dataclass(slots=True)
+class Rig:
+    """An open dispatcher with one endpoint per URL."""
+
+    gp: Dispatcher
+    tally: Tally
+    types: Sequence[str]
+    """Event types; each goes to exactly one endpoint."""
+    payload: bytes = PAYLOAD
+    due_ns: dict[str, int] = field(default_factory=dict)
+    """When each event of an open loop was due, monotonic ns, by event id."""
+
+    async def publish(self, number: int) -> str:
+        """Publish one event to the endpoint `number` (counted round); returns its id."""
+        self.tally.published += 1
+        receipt = await self.gp.publish(self.types[number % len(self.types)], self.payload)
+        return receipt.event_id
+
+    async def closed_loop(self, depth: int, stop: asyncio.Event) -> None:
+        """Keep `depth` deliveries outstanding until `stop`."""
+        turn = 0
+
+        async def publisher() -> None:
+            nonlocal turn
+            while not stop.is_set():
+                if self.tally.outstanding >= depth:
+                    await asyncio.sleep(TICK / 2)
+                    continue
+                turn += 1
+                await self.publish(turn)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(PUBLISHERS):
+                group.create_task(publisher())
+
+    async def open_loop(self, rate: float, seconds: float) -> int:
+        """Publish `rate` events a second at fixed instants; returns how many. Due instants are in `due_ns`."""
+        waiting: asyncio.Queue[tuple[int, int] | None] = asyncio.Queue()
+
+        async def publisher() -> None:
+            while (item := await waiting.get()) is not None:
+                number, due = item
+                self.due_ns[await self.publish(number)] = due
+
+        count = round(rate * seconds)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(PUBLISHERS * 4):
+                group.create_task(publisher())
+            started = time.monotonic_ns()
+            released = 0
+            while released < count:
+                elapsed = (time.monotonic_ns() - started) / 1e9
+                for number in range(released, min(count, int(elapsed * rate) + 1)):
+                    waiting.put_nowait((number, started + round(number / rate * 1e9)))
+                    released = number + 1
+                await asyncio.sleep(TICK)
+            for _ in range(PUBLISHERS * 4):
+                waiting.put_nowait(None)
+        return count
+
+    async def wait_delivered(self, seconds: float, but: int = 0) -> bool:
+        """Wait until all but `but` deliveries are complete; False when `seconds` were not enough."""
+        limit = time.monotonic() + seconds
+        while self.tally.outstanding > but:
+            if time.monotonic() > limit:
+                return False
+            await asyncio.sleep(0.01)
+        return True
+
+
+@asynccontextmanager
+async def open_rig(
+    directory: Path, urls: Sequence[str], *, slots: int, database: str | None = None
+) -> AsyncIterator[Rig]:
+    """A running dispatcher on a fresh SQLite file, its metrics collected as `gatepost serve` does."""
+    from gatepost.service.metrics import Metrics
+    from gatepost.service.observers import Observers
+
+    tally = Tally()
+    policy = ClientPolicy(max_connections=max(slots * 2, len(urls) * 8), keepalive_expiry=120.0)
+    async with Dispatcher.open(
+        database or f"sqlite:///{directory / 'bench.db'}",
+        policy=policy,
+        egress=LOOPBACK,
+        observer=Observers(Metrics(), tally),
+        run=True,
+        settings=DispatcherSettings(slots=slots),
+    ) as gp:
+        types = [f"bench.{number}" for number in range(len(urls))]
+        for name, url in zip(types, urls, strict=True):
+            await gp.endpoints.create(url, event_types=(name,))
+        yield Rig(gp, tally, types)
