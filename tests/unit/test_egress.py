@@ -54,7 +54,15 @@ def test_a_target_does_not_show_path_or_query() -> None:
     assert "s3cret" not in repr(target("https://hooks.example.com/s3cret?token=s3cret"))
 
 
-@pytest.mark.parametrize("url", ["https://h.example.com/s3cret#s3cret", "https://u:s3cret@h.example.com/", "s3cret"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://h.example.com/s3cret#s3cret",
+        "https://u:s3cret@h.example.com/",
+        "https://u:s3cret/x@h.example.com/",
+        "s3cret",
+    ],
+)
 def test_refusals_do_not_show_secrets(url: str) -> None:
     """A refusal is shown to customers and logged."""
     assert "s3cret" not in str(denied(check_url(url, OPEN)))

@@ -36,6 +36,7 @@ _SPACE: Final = re.compile(r"\s")
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _AFTER_SCHEME: Final = re.compile(r"//([^/?#]*)([^#]*)(#?)")
 _PORT: Final = re.compile(r"[1-9][0-9]{0,4}")
+_NUMBER: Final = re.compile(r"[+-]?[0-9]+")
 _WRITE_URL: Final = "Write https://host/path."
 
 
@@ -200,10 +201,12 @@ def _parse_port(text: str | None, scheme: str, policy: EgressPolicy) -> int | De
     if text is None:
         port = DEFAULT_PORTS[scheme]
     elif _PORT.fullmatch(text) is None or int(text) > 65_535:
+        # Shown only when it is a number: in https://user:pass/word@host the "port" is half a password.
+        shown = f" {text[:20]}" if _NUMBER.fullmatch(text) else ""
         return Denied(
             Reason.PORT_INVALID,
             "a port is a plain number from 1 to 65535",
-            f"port {text[:20]!a}",
+            f"port{shown}",
             "Write it without sign or leading zeros, or leave out the colon too.",
         )
     else:
