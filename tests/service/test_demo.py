@@ -27,6 +27,7 @@ def test_the_demo_ends_by_itself_with_a_summary_and_exit_0() -> None:
     assert "NOT kept" not in ended.stdout
     for name in ("good", "silent", "slow", "dripping", "dead"):
         assert name in ended.stdout
+    assert "beside the hostile ones" in ended.stdout
     assert "read_timeout in wait" in ended.stdout
     assert "connection_refused, safe" in ended.stdout
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from gatepost.service.cli.root import run
 from tests.service.served import PATIENCE, environment, served
 
 
@@ -109,26 +110,45 @@ def test_the_effective_policy_is_logged_at_start(tmp_path: Path) -> None:
         assert "43 KiB for each idle TLS connection" in memory["message"]
 
 
-def test_what_cannot_start_says_why_and_exits_2(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("settings", "code", "says"),
+    [
+        ({"GATEPOST_POLICY_READ_TIMOUT": "3"}, 2, "write GATEPOST_POLICY_READ_TIMEOUT"),
+        ({"GATEPOST_LISTEN_HOST": "0.0.0.0"}, 2, "set security.admin_key"),
+        ({"GATEPOST_LISTEN_HOST": "192.0.2.1"}, 2, "write a free port"),
+        ({"GATEPOST_LISTEN_HOST": "no such host"}, 2, "write an address of this machine"),
+        ({"GATEPOST_DATABASE": "mysql://x"}, 2, "does not name a store"),
+        ({"GATEPOST_SECURITY_KEYS": "nonsense"}, 2, "keys"),
+        ({"GATEPOST_DATABASE": "sqlite:////nowhere/at/all.db"}, 1, ""),
+    ],
+)
+def test_what_cannot_start_says_why_with_an_exit_code(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    settings: dict[str, str],
+    code: int,
+    says: str,
+) -> None:
     """An orchestrator shows the last line; it must be the one that helps."""
-    ended = refuse(tmp_path, GATEPOST_POLICY_READ_TIMOUT="3")
-    assert ended.returncode == 2
-    assert "write GATEPOST_POLICY_READ_TIMEOUT" in ended.stderr
-    ended = refuse(tmp_path, GATEPOST_LISTEN_HOST="0.0.0.0")
-    assert ended.returncode == 2
-    assert "set security.admin_key" in ended.stderr
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        ended = refuse(tmp_path, GATEPOST_LISTEN_PORT=str(taken.getsockname()[1]))
+    monkeypatch.chdir(tmp_path)
+    for name, value in environment(tmp_path, **settings).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as ended:
+        run(["serve"])
+    said = capfd.readouterr().err
+    assert ended.value.code == code, said
+    assert says in said
+    assert "Traceback" not in said
+
+
+def test_a_taken_port_and_a_taken_file_are_refused(tmp_path: Path) -> None:
+    """Two dispatchers on one SQLite file would deliver everything twice."""
+    with served(tmp_path) as service:
+        port = service.url.rpartition(":")[2]
+        ended = refuse(tmp_path, GATEPOST_LISTEN_PORT=port)
         assert ended.returncode == 2
         assert "write a free port" in ended.stderr
-    ended = refuse(tmp_path, GATEPOST_DATABASE="mysql://x")
-    assert ended.returncode == 2
-    assert "Traceback" not in ended.stderr
-
-
-def test_a_second_service_on_the_same_file_is_refused(tmp_path: Path) -> None:
-    """Two dispatchers on one SQLite file would deliver everything twice."""
-    with served(tmp_path):
         ended = refuse(tmp_path)
         assert ended.returncode == 1
         assert "Traceback" not in ended.stderr

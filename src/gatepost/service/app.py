@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -34,9 +34,8 @@ from gatepost.service.effective import (
     phase_limits,
     warn_of_grace,
 )
-from gatepost.service.gauges import StoreSizes, watch_client, watch_process, watch_store
+from gatepost.service.gauges import StoreSizes, watch_dispatcher, watch_store
 from gatepost.service.logs import LogObserver, Logs
-from gatepost.service.loop_lag import LoopLag
 from gatepost.service.metrics import Metrics
 from gatepost.service.observers import Observers
 from gatepost.store.port import Registry
@@ -103,47 +102,47 @@ async def open_service(
     """
     phase_limits(settings.policy)
     metrics = Metrics(hosts=settings.metrics.hosts, clock=clock)
-    metrics.limits = _limits(settings.policy)
     observers: list[Observer] = [metrics]
     if logs is not None:
         observers.append(LogObserver(logs, attempts=settings.log.attempts))
+        metrics.watch("gatepost_log_lines_dropped", lambda: logs.dropped)
     if observer is not None:
         observers.append(observer)
-    async with Dispatcher.open(
-        settings.database,
-        policy=settings.policy,
-        egress=settings.egress,
-        observer=Observers(*observers),
-        keys=[key.reveal() for key in settings.keys] or None,
-        run=True,
-        settings=_dispatcher_settings(settings),
-    ) as dispatcher:
-        store = dispatcher.store
-        await _configure_admin_key(store, settings.admin_key, clock)
-        loopback = is_loopback(settings.listen.host)
-        keys = KeyRing(store, clock, open_on_loopback=loopback)
+    async with AsyncExitStack() as stack:
+        listener = stack.enter_context(_listen(settings))
+        dispatcher = await stack.enter_async_context(
+            Dispatcher.open(
+                settings.database,
+                policy=settings.policy,
+                egress=settings.egress,
+                observer=Observers(*observers),
+                keys=[key.reveal() for key in settings.keys] or None,
+                settings=_dispatcher_settings(settings),
+            )
+        )
+        metrics.limits = _limits(dispatcher.client.policy)
+        keys = KeyRing(dispatcher.store, clock, open_on_loopback=is_loopback(settings.listen.host))
+        await _configure_admin_key(dispatcher.store, settings.admin_key, clock)
         await keys.refresh()
         check_bind(settings.listen.host, has_keys=not keys.empty)
-        lag = LoopLag(clock)
         service = Service(
             dispatcher=dispatcher,
-            store=store,
+            store=dispatcher.store,
             keys=keys,
             metrics=metrics,
-            lag=lag,
             max_payload=settings.max_payload,
             logs=logs,
             metrics_public=settings.metrics.public,
             clock=clock,
         )
-        sizes = StoreSizes(store)
-        watch_client(metrics, dispatcher.client, settings.slots, clock)
+        sizes = StoreSizes(dispatcher.store)
+        watch_dispatcher(metrics, dispatcher, clock)
         watch_store(metrics, sizes)
-        watch_process(metrics, lag, logs)
-        listener = _listen(settings)
         server = _Server(_server_config(service))
+        # Nothing was attempted before everything that can refuse to start has had its say.
+        dispatcher.run_in_background()
         # Tasks of our own, not a group: a group would wrap whatever the caller's block raises.
-        background = [_start(lag.run(), "loop-lag"), _start(sizes.run(), "store-sizes")]
+        measuring = _start(sizes.run(), "store-sizes")
         serving = _start(server.serve(sockets=[listener]), "http")
         listening = _start(server.listening.wait(), "http-start")
         try:
@@ -155,11 +154,11 @@ async def open_service(
         finally:
             service.draining = True
             server.should_exit = True
-            for task in (*background, listening):
-                task.cancel()
+            measuring.cancel()
+            listening.cancel()
             # No new requests, no new attempts: both at once, since each waits for its own.
             await asyncio.gather(dispatcher.drain(settings.grace), serving)
-            await asyncio.gather(*background, listening, return_exceptions=True)
+            await asyncio.gather(measuring, listening, return_exceptions=True)
 
 
 def serve(settings: Settings, *, ready: Callable[[Running], None] | None = None) -> int:
@@ -299,4 +298,11 @@ def _limits(policy: ClientPolicy) -> dict[str, float]:
 
 
 def _dispatcher_settings(settings: Settings) -> DispatcherSettings:
-    return DispatcherSettings(slots=settings.slots)
+    return DispatcherSettings(
+        slots=settings.slots,
+        auto_host_cap=settings.auto_host_cap,
+        max_payload=settings.max_payload,
+        publish_timeout=settings.publish_timeout,
+        grace=settings.grace,
+        retention=settings.retention,
+    )

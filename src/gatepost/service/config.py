@@ -69,6 +69,9 @@ class Settings:
     policy: ClientPolicy = field(default_factory=ClientPolicy)
     egress: EgressPolicy = field(default_factory=EgressPolicy)
     slots: int = SERVE_SLOTS
+    auto_host_cap: bool = False
+    """Connections to a host follow its endpoints' caps, between 8 and a quarter of the slots; `policy.max_per_host` is the
+    bound otherwise. `load_settings` sets it unless `policy.max_per_host` is given."""
     shutdown_grace: float | None = None
     """Seconds; None: the attempt budget of `policy`."""
     max_payload: int = 1_048_576
@@ -116,6 +119,7 @@ def load_settings(
         policy=policy,
         egress=egress,
         slots=slots,
+        auto_host_cap="policy.max_per_host" not in given,
         shutdown_grace=None if grace is None else _positive("dispatch.shutdown_grace", grace),
         max_payload=_positive("ingest.max_payload", _get(given, "ingest.max_payload")),
         publish_timeout=_positive("ingest.publish_timeout", _get(given, "ingest.publish_timeout")),

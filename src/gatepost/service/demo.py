@@ -1,7 +1,7 @@
 """`gatepost demo`: one good and four hostile endpoints side by side, to see that the good one does not notice the others.
 
 A real `gatepost serve` process on a fresh SQLite file, fed over its HTTP API; receivers on loopback. Ends by itself with a
-table, and says with its exit code whether every promise held: all good deliveries arrived once signed, and none was late.
+table, and says with its exit code whether the promises held: every good delivery arrived, and every signature was good.
 """
 
 from __future__ import annotations
@@ -50,8 +50,6 @@ GOOD_DEADLINE: Final = 10.0
 START_LIMIT: Final = 15.0
 STOP_LIMIT: Final = 10.0
 REFRESH: Final = 0.15
-LATENCY_ALLOWED: Final = 0.25
-"""Seconds the good endpoint's p99 may be above its baseline: wide, since a laptop also draws the table."""
 
 
 class DemoFailed(GatepostError):
@@ -180,22 +178,20 @@ class _Demo:
 
 
 def _report(board: Board, good: Lane, bad_signatures: int, before: Latency | None, during: Latency | None) -> bool:
-    """Say of each promise whether it held."""
+    """Say of each promise whether it held, and how long the good endpoint waited.
+
+    The delay is shown and not judged: on a machine that is busy with other things it says more about them.
+    """
     promises = [
         (good.delivered == good.published, f"{good.delivered} of {good.published} good deliveries arrived"),
         (bad_signatures == 0, f"{bad_signatures} bad signatures"),
     ]
-    if before is not None and during is not None:
-        unaffected = during.p99 <= before.p99 + LATENCY_ALLOWED * 1e3
-        promises.append(
-            (
-                unaffected,
-                f"publish to first byte at the good endpoint: p50 {before.p50:.1f} ms, p99 {before.p99:.1f} ms alone; "
-                f"p50 {during.p50:.1f} ms, p99 {during.p99:.1f} ms beside the hostile ones",
-            )
-        )
     for held, text in promises:
         board.say(f"{'kept    ' if held else 'NOT kept'}  {text}")
+    if before is not None and during is not None:
+        board.say("from publish to first byte at the good endpoint, in ms:")
+        board.say(f"  alone                     p50 {before.p50:6.1f}   p99 {before.p99:6.1f}")
+        board.say(f"  beside the hostile ones   p50 {during.p50:6.1f}   p99 {during.p99:6.1f}")
     return all(held for held, _ in promises)
 
 
@@ -205,10 +201,11 @@ class _Service:
     def __init__(self, process: asyncio.subprocess.Process, url: str) -> None:
         self._process = process
         self.url = url
-        self.api = ApiClient(url, None)
+        self.api = ApiClient(url, None, keep_alive=True)
 
     async def stop(self) -> int:
         """Drain it and return its exit code."""
+        self.api.close()
         if self._process.returncode is None:
             self._process.send_signal(signal.SIGTERM)
             try:

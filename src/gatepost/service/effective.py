@@ -62,6 +62,11 @@ def limit_rows(settings: Settings) -> list[LimitRow]:
     ]
     for value in policy.explain_rows():
         path = f"policy.{value.name}"
+        if value.name == "max_per_host" and settings.auto_host_cap:
+            rows.append(
+                LimitRow(path, "auto", "built-in for serve: what the endpoints need, 8 to a quarter of the slots")
+            )
+            continue
         rows.append(LimitRow(path, value.value, _source(settings, path, value.value, value.source)))
     rows.append(_row(settings, "dispatch.slots", settings.slots, "built-in for serve"))
     rows.append(_row(settings, "dispatch.shutdown_grace", settings.grace, "derived: the attempt budget"))

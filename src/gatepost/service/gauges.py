@@ -1,4 +1,4 @@
-"""Reads the gauges that live elsewhere: the client's pool on each scrape, the store's sizes every ten seconds.
+"""Reads what is counted elsewhere: pool and scheduler on each scrape, the store's sizes every ten seconds.
 
 Asking the store on each scrape would let a scraper slow the queue down. Set up by `service.app`.
 """
@@ -9,10 +9,9 @@ import asyncio
 from typing import Final
 
 from gatepost.clock import Clock
+from gatepost.dispatch.dispatcher import Dispatcher, DispatcherStatistics
 from gatepost.errors import GatepostError
-from gatepost.net.client import ClientStatistics, DispatchClient, open_client_count
-from gatepost.service.logs import Logs
-from gatepost.service.loop_lag import LoopLag
+from gatepost.net.client import ClientStatistics, open_client_count
 from gatepost.service.metrics import Metrics
 from gatepost.store.port import DeliveryStore
 from gatepost.store.rows import StoreTotals
@@ -20,25 +19,39 @@ from gatepost.store.rows import StoreTotals
 STORE_INTERVAL: Final = 10.0
 """Seconds between two looks at the store."""
 _FRESH: Final = 0.5
-"""Seconds a snapshot of the client serves: all gauges of one scrape, and not the next one."""
+"""Seconds a snapshot serves: all gauges of one scrape, and not the next one."""
 
 
 class Snapshot:
-    """The client's statistics, taken once per scrape: they cost O(hosts)."""
+    """The dispatcher's and the client's statistics, taken once per scrape: they cost O(hosts)."""
 
-    def __init__(self, client: DispatchClient, clock: Clock) -> None:
-        self._client = client
+    def __init__(self, dispatcher: Dispatcher, clock: Clock) -> None:
+        self._dispatcher = dispatcher
         self._monotonic = clock.monotonic
         self._taken_at = float("-inf")
-        self._value: ClientStatistics | None = None
+        self._client: ClientStatistics | None = None
+        self._queue: DispatcherStatistics | None = None
 
-    def read(self) -> ClientStatistics:
+    @property
+    def client(self) -> ClientStatistics:
         """At most half a second old."""
+        self._refresh()
+        assert self._client is not None
+        return self._client
+
+    @property
+    def queue(self) -> DispatcherStatistics:
+        """At most half a second old."""
+        self._refresh()
+        assert self._queue is not None
+        return self._queue
+
+    def _refresh(self) -> None:
         now = self._monotonic()
-        if self._value is None or now - self._taken_at > _FRESH:
-            self._value = self._client.statistics()
+        if self._client is None or now - self._taken_at > _FRESH:
+            self._client = self._dispatcher.client.statistics()
+            self._queue = self._dispatcher.statistics()
             self._taken_at = now
-        return self._value
 
 
 class StoreSizes:
@@ -58,21 +71,35 @@ class StoreSizes:
             await asyncio.sleep(STORE_INTERVAL)
 
 
-def watch_client(metrics: Metrics, client: DispatchClient, slots: int, clock: Clock) -> None:
-    """The pool's and the process's gauges."""
-    snapshot = Snapshot(client, clock)
-    metrics.watch("pool_connections_in_use", lambda: snapshot.read().connections_in_use)
-    metrics.watch("pool_connections_idle", lambda: snapshot.read().connections_idle)
-    metrics.watch("gatepost_attempts_in_flight", lambda: snapshot.read().in_flight)
-    metrics.watch("gatepost_admission_waiting", lambda: snapshot.read().waiting_for_admission)
-    metrics.watch("gatepost_pool_waiting", lambda: snapshot.read().waiting_for_connection)
-    metrics.watch("gatepost_names_pending", lambda: snapshot.read().names_pending)
+def watch_dispatcher(metrics: Metrics, dispatcher: Dispatcher, clock: Clock) -> None:
+    """The gauges of pool, scheduler and loop; and the scheduler's sheds, which are no attempts."""
+    snapshot = Snapshot(dispatcher, clock)
+    seen: dict[str, int] = {}
+
+    def count_sheds() -> None:
+        for host, count in snapshot.queue.scheduler.sheds.items():
+            more = count - seen.get(host, 0)
+            if more > 0:
+                seen[host] = count
+                metrics.count_shed(host, more)
+
+    metrics.before_reading.append(count_sheds)
+    metrics.watch("pool_connections_in_use", lambda: snapshot.client.connections_in_use)
+    metrics.watch("pool_connections_idle", lambda: snapshot.client.connections_idle)
     metrics.watch("gatepost_dispatch_clients_open", open_client_count)
-    metrics.watch("gatepost_slots", lambda: slots)
+    metrics.watch("gatepost_names_pending", lambda: snapshot.client.names_pending)
+    metrics.watch("gatepost_pool_waiting", lambda: snapshot.client.waiting_for_connection)
+    metrics.watch("gatepost_attempts_in_flight", lambda: snapshot.client.in_flight)
+    metrics.watch("gatepost_slots", lambda: dispatcher.settings.slots)
+    metrics.watch("gatepost_oldest_attempt_seconds", lambda: snapshot.queue.oldest_attempt)
+    metrics.watch("gatepost_results_waiting", lambda: snapshot.queue.results_waiting)
+    metrics.watch("gatepost_queue_buffered", lambda: snapshot.queue.scheduler.buffered)
+    metrics.watch("gatepost_event_loop_lag_seconds", lambda: dispatcher.lag.window.worst)
+    metrics.watch("gatepost_event_loop_late", lambda: dispatcher.lag.late)
 
 
 def watch_store(metrics: Metrics, sizes: StoreSizes) -> None:
-    """The queue's gauges."""
+    """The store's sizes."""
 
     def read(name: str) -> float | None:
         return None if sizes.totals is None else float(getattr(sizes.totals, name))
@@ -81,10 +108,3 @@ def watch_store(metrics: Metrics, sizes: StoreSizes) -> None:
     metrics.watch("gatepost_queue_dead", lambda: read("dead"))
     metrics.watch("gatepost_queue_outbox", lambda: read("outbox"))
     metrics.watch("gatepost_store_size_bytes", lambda: read("size_bytes"))
-
-
-def watch_process(metrics: Metrics, lag: LoopLag, logs: Logs | None) -> None:
-    """The loop's and the log's gauges."""
-    metrics.watch("gatepost_event_loop_lag_seconds", lambda: lag.worst)
-    if logs is not None:
-        metrics.watch("gatepost_log_lines_dropped", lambda: logs.dropped)

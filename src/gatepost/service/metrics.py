@@ -62,6 +62,8 @@ class Metrics:
         self.lagged = 0
         self.window = ReuseWindow()
         self.gauges: dict[str, Callable[[], float | None]] = {}
+        self.before_reading: list[Callable[[], None]] = []
+        """Called before each scrape, to take over what is counted elsewhere."""
         self.limits: Mapping[str, float] = {}
         """The effective policy, by limit."""
         self.registry = registry if registry is not None else own_registry()

@@ -25,17 +25,19 @@ GAUGES: Final[Mapping[str, str]] = {
     "pool_connections_in_use": "Connections that carry an attempt now.",
     "pool_connections_idle": "Open connections waiting for the next attempt.",
     "gatepost_dispatch_clients_open": "Clients of this process that are not closed; more than one is a mistake.",
+    "gatepost_names_pending": "Names being looked up.",
+    "gatepost_pool_waiting": "Attempts waiting for a connection.",
     "gatepost_attempts_in_flight": "Attempts that have started and not ended.",
     "gatepost_slots": "Attempts that may be in flight at once.",
+    "gatepost_oldest_attempt_seconds": "How long the oldest attempt in flight has lasted.",
+    "gatepost_results_waiting": "Results of attempts that are not stored yet.",
     "gatepost_event_loop_lag_seconds": "How late the event loop ran at worst in the last second.",
+    "gatepost_event_loop_late": "1 while the loop is so late that no more attempts start.",
     "gatepost_queue_waiting": "Deliveries waiting, due or not.",
+    "gatepost_queue_buffered": "Waiting deliveries that are in memory.",
     "gatepost_queue_dead": "Dead letters kept.",
     "gatepost_queue_outbox": "Published events not yet fanned out.",
-    "gatepost_queue_oldest_due_age_seconds": "Age of the delivery that has been due for longest; 0 when none is.",
     "gatepost_store_size_bytes": "Size of the store.",
-    "gatepost_names_pending": "Names being looked up.",
-    "gatepost_admission_waiting": "Attempts waiting for an endpoint slot.",
-    "gatepost_pool_waiting": "Attempts waiting for a connection lease.",
     "gatepost_log_lines_dropped": "Log lines dropped because the output was too slow.",
 }
 """Every gauge read from elsewhere, and what it says."""
@@ -54,6 +56,8 @@ class MetricsCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """All families, read at one moment."""
         metrics = self._metrics
+        for refresh in metrics.before_reading:
+            refresh()
         now = metrics.now()
         metrics.hosts.rebalance(now)
         yield from self._attempts()

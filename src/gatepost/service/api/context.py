@@ -14,7 +14,6 @@ from gatepost.dispatch.dispatcher import Dispatcher
 from gatepost.service.api.auth import Caller, KeyRing
 from gatepost.service.api.problems import Problem, not_found
 from gatepost.service.logs import Logs
-from gatepost.service.loop_lag import LoopLag
 from gatepost.service.metrics import Metrics
 from gatepost.store.port import AuditEntry, Store
 
@@ -30,7 +29,6 @@ class Service:
     store: Store
     keys: KeyRing
     metrics: Metrics
-    lag: LoopLag
     max_payload: int
     logs: Logs | None = None
     metrics_public: bool = False

@@ -37,7 +37,8 @@ async def readyz(service: ServiceDep) -> JSONResponse:
     """Whether to send work here, and what each check found."""
     checks: dict[str, dict[str, Any]] = {
         "store": await _timed(service, service.store.ping),
-        "event_loop": {"ok": not service.lag.late, "p99_lag": round(service.lag.p99, 6)},
+        "dispatcher": _dispatcher(service),
+        "event_loop": _event_loop(service),
         "accepting": {"ok": not service.draining},
     }
     ready = all(check["ok"] for check in checks.values())
@@ -54,6 +55,22 @@ async def metrics(request: Request, service: ServiceDep) -> Response:
     families = list(service.metrics.registry.collect())
     body = await asyncio.to_thread(encode, _Read(families))
     return Response(body, media_type=content_type)
+
+
+def _dispatcher(service: Service) -> dict[str, Any]:
+    statistics = service.dispatcher.statistics()
+    ok = statistics.running and not statistics.store_failing
+    return {
+        "ok": ok,
+        "running": statistics.running,
+        "store_failing": statistics.store_failing,
+        "results_waiting": statistics.results_waiting,
+    }
+
+
+def _event_loop(service: Service) -> dict[str, Any]:
+    lag = service.dispatcher.lag
+    return {"ok": not lag.late, "p99_lag": round(lag.window.p99, 6)}
 
 
 class _Read(CollectorRegistry):

@@ -131,7 +131,37 @@ class Ingest:
 
 async def publish_batch(service: Service, caller: Caller, events: list[EventBody]) -> list[dict[str, Any]]:
     """A receipt or a problem for each event, in order."""
-    raise NotImplementedError
+    answers = await service.dispatcher.publish_batch(
+        [
+            {
+                "type": event.type,
+                "payload": event.payload,
+                "tenant": caller.tenant_for(event.tenant),
+                "idempotency_key": event.idempotency_key,
+                "ordering_key": event.ordering_key,
+                "priority": event.priority,
+                "not_before": event.not_before,
+                "content_type": event.content_type,
+            }
+            for event in events
+        ]
+    )
+    return [_batch_view(service, answer) for answer in answers]
+
+
+def _batch_view(service: Service, answer: Receipt | Exception) -> dict[str, Any]:
+    match answer:
+        case Receipt():
+            service.metrics.count_ingest("duplicate" if answer.duplicate else "accepted")
+            return _receipt_view(answer)
+        case GatepostError():
+            problem = problem_of(answer)
+        case _:
+            problem = Problem("internal_error", "see the log")
+    if problem.code == "internal_error":
+        log.error("publishing failed", exc_info=answer)
+    service.metrics.count_ingest(problem.code)
+    return problem.body()
 
 
 def _receipt_view(receipt: Receipt) -> dict[str, Any]:

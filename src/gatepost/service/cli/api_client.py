@@ -39,9 +39,13 @@ class Answer:
 
 
 class ApiClient:
-    """Calls the API at `url`. Ends the command with a message when the service is not there or refuses."""
+    """Calls the API at `url`. Ends the command with a message when the service is not there or refuses.
 
-    def __init__(self, url: str, key: str | None) -> None:
+    A command makes one call or a few: each has its own connection, and nothing needs closing. `keep_alive` is for those that
+    make many, and close.
+    """
+
+    def __init__(self, url: str, key: str | None, *, keep_alive: bool = False) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or parts.hostname is None:
             fail(f"--url {url!r}: write for example {DEFAULT_URL}")
@@ -49,9 +53,13 @@ class ApiClient:
         self._url = url
         self._prefix = parts.path.rstrip("/")
         self._connection = kind(parts.hostname, parts.port, timeout=CALL_TIMEOUT)
-        self._headers = {"accept": "application/json"}
+        self._headers = {"accept": "application/json"} | ({} if keep_alive else {"connection": "close"})
         if key:
             self._headers["authorization"] = f"Bearer {key}"
+
+    def close(self) -> None:
+        """Close the connection, if there is one."""
+        self._connection.close()
 
     def ask(
         self,

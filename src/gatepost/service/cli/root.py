@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from gatepost.errors import ConfigurationError, GatepostError
 from gatepost.service.cli import bench, dead, deliveries, egress, endpoint, hostile, policy
-from gatepost.service.cli.output import NOT, USAGE
+from gatepost.service.cli.output import DONE, NOT, USAGE
 from gatepost.service.cli.publish import publish
 from gatepost.service.cli.send import send
 from gatepost.service.cli.serve import demo, serve
@@ -50,10 +51,10 @@ def _options(
     """Options of every command."""
 
 
-def run() -> None:
-    """Run a command; what a user can mend is a message, not a traceback."""
+def run(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a command (`arguments` None: those of the process) and exit; what a user can mend is a message, not a traceback."""
     try:
-        app()
+        app(args=arguments)
     except ConfigurationError as error:
         sys.stderr.write(f"gatepost: {error}\n")
         sys.exit(USAGE)
@@ -64,3 +65,4 @@ def run() -> None:
         # The reader of our output has gone, as `head` does.
         sys.stderr.close()
         sys.exit(NOT)
+    sys.exit(DONE)
