@@ -65,4 +65,4 @@ class Wire:
         sock = self.writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.01)  # uvloop closes its sockets a turn later
