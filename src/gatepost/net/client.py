@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -18,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from threading import get_ident
 from types import TracebackType
-from typing import Any, Final, Self, cast
+from typing import Final, Self, cast
 
 from gatepost import deadline as ambient
 from gatepost.admission.bulkhead import Bulkhead
@@ -32,6 +33,9 @@ from gatepost.net.flight import NEVER, Flight
 from gatepost.net.names import NameCache
 from gatepost.net.pool import Host, Pool
 from gatepost.net.resolver import Resolver, ThreadResolver
+from gatepost.net.statistics import ClientStatistics as ClientStatistics
+from gatepost.net.statistics import HostStatistics as HostStatistics
+from gatepost.net.statistics import by_origin
 from gatepost.net.sweeper import Sweeper
 from gatepost.net.tls import TLSContexts, TLSProfile
 from gatepost.telemetry import AttemptObservation, Observer, OperationalObservation
@@ -44,40 +48,7 @@ URLS_MAX: Final = 16_384
 """Checked URLs remembered, with the first lines of their requests; about 1 KiB each. The oldest goes first."""
 
 _log = logging.getLogger("gatepost.client")
-
-
-@dataclass(frozen=True, slots=True)
-class HostStatistics:
-    """A snapshot of one host."""
-
-    in_use: int
-    idle: int
-    waiting: int
-    created: int
-    reused: int
-    reuse_ratio: float
-    """Requests that found a connection, of all; 0.0 before the first."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClientStatistics:
-    """A snapshot of a client."""
-
-    in_flight: int
-    connections_open: int
-    """Sockets, idle ones and ones being opened included."""
-    connections_in_use: int
-    connections_idle: int
-    admitted: int
-    """Endpoint slots taken."""
-    waiting_for_admission: int
-    waiting_for_connection: int
-    names_pending: int
-    stale_retries: int
-    late_sweeps: int
-    shed: Mapping[str, int]
-    """Attempts shed, by host."""
-    hosts: Mapping[str, HostStatistics]
+_ORIGIN: Final = re.compile(r"https?://[^/?#@\s]+:[0-9]+")
 
 
 @dataclass(slots=True)
@@ -169,8 +140,11 @@ class DispatchClient:
         Raises `TypeError` or `ValueError` for misuse before anything is sent, `RuntimeError` when closed or used from another
         loop or a forked child. Never raises for the network. A cancellation is passed on after the attempt was observed.
         """
+        surrounding = ambient.current()
         if deadline is None:
-            deadline = ambient.current()
+            deadline = surrounding
+        elif surrounding is not None and isinstance(deadline, Deadline):
+            deadline = deadline.within(surrounding)
         return await self._fly(
             url, payload, headers, endpoint_id, tenant, content_type, policy, tls, deadline, True, True
         )
@@ -225,10 +199,16 @@ class DispatchClient:
         now = self.clock.monotonic()
         if isinstance(destination, Denied):
             return self._denied(destination, url, endpoint_id, tenant)
+        if headers is not None and type(headers) is not dict and not isinstance(headers, Mapping):
+            raise TypeError(f"headers is a {type(headers).__name__}: write a mapping of names to values")
+        if deadline is not None and not isinstance(deadline, Deadline):
+            raise TypeError(f"deadline={deadline!r}: write gatepost.deadline.Deadline.after(seconds)")
         head = request_head(destination.static, USER_AGENT, content_type, len(body), headers)
         target = destination.target
         host = destination.host
         if tls is not None:
+            if not isinstance(tls, TLSProfile):
+                raise TypeError(f"tls is a {type(tls).__name__}: write a TLSProfile")
             self.contexts.get(tls)  # refuses unreadable certificates before anything is sent
             host = self.pool.host(target, tls)
         elif host.dropped:
@@ -269,11 +249,13 @@ class DispatchClient:
                 raise RuntimeError("a Proactor event loop has no readers: run on asyncio.SelectorEventLoop")
             self._loop = loop
             self._thread = get_ident()
-            _register(loop, self)
+            _register(self)
         elif self._loop is not loop:
             raise RuntimeError("this DispatchClient belongs to another event loop: construct one per loop")
 
     def _check_policy(self, policy: ClientPolicy) -> None:
+        if not isinstance(policy, ClientPolicy):
+            raise TypeError(f"policy={policy!r}: write client.policy.evolve(read_timeout=...), no bare number")
         for name in sorted(POOL_FIELDS):
             given, own = getattr(policy, name), getattr(self.policy, name)
             if given != own:
@@ -359,6 +341,15 @@ class DispatchClient:
         except Exception:  # noqa: BLE001 - users' code: its bug must not end an attempt
             _log.exception("an observer raised; attempts go on")
 
+    def warn_of_second(self, message: str) -> None:
+        """Another client is in use on this client's loop: told once, as a warning and to the observer."""
+        warnings.warn(message, RuntimeWarning, stacklevel=6)
+        try:
+            if self.observer is not None:
+                self.observer.operational(OperationalObservation("second_client", message))
+        except Exception:  # noqa: BLE001 - as above
+            _log.exception("an observer raised; attempts go on")
+
     def statistics(self) -> ClientStatistics:
         """A snapshot; O(hosts known)."""
         leases = self.pool.leases
@@ -376,29 +367,35 @@ class DispatchClient:
             stale_retries=self.stale_retry_count,
             late_sweeps=self.sweeper.late_count,
             shed=dict(self._shed),
-            hosts={host.target.origin: _host_statistics(host) for host in hosts},
+            hosts=by_origin(hosts),
         )
 
     # -------------------------------------------------------------------------------------------------- end
 
     def forget(self, host: str) -> None:
-        """Close a host's idle connections at once and those in use when they come back. `host` is `scheme://host:port`."""
+        """Close a host's idle connections at once and those in use when they come back. `host` is `scheme://host:port`.
+
+        Raises `ValueError` for any other spelling: a slip would leave the connections open in silence.
+        """
+        if _ORIGIN.fullmatch(host) is None:
+            raise ValueError(f"host={host!r}: write scheme://host:port, for example https://hooks.example.com:443")
         self.pool.forget(host)
 
     async def aclose(self) -> None:
         """End what is in flight (those callers get `cancelled`, blame us) and close every connection. Idempotent."""
         if self._closed:
             return
+        if self._forks != _forks:  # the parent's sockets and selector are not ours to touch
+            raise RuntimeError("this DispatchClient was made before a fork: close it in the process that made it")
         self._closed = True
         for flight in list(self.flights):
             flight.cancel_by_client()
         self.pool.close()
         self.sweeper.stop()
-        await self.names.aclose()
+        _in_use.discard(self)
         if self._own_resolver is not None:
             self._own_resolver.close()
-        if self._loop is not None:
-            _clients.pop(self._loop, None)
+        await self.names.aclose()  # last, because whoever closes may be cancelled here
 
     async def __aenter__(self) -> Self:
         return self
@@ -411,24 +408,12 @@ class DispatchClient:
 
 def open_client_count() -> int:
     """Clients in use in this process: the gauge `dispatch_clients_open`."""
-    return len(_clients)
+    return len(_in_use)
 
 
 def _given(resolver: Resolver | None) -> Resolver:
     assert resolver is not None
     return resolver
-
-
-def _host_statistics(host: Host) -> HostStatistics:
-    requests = host.created_count + host.reused_count
-    return HostStatistics(
-        in_use=host.in_use,
-        idle=len(host.idle),
-        waiting=host.waiting,
-        created=host.created_count,
-        reused=host.reused_count,
-        reuse_ratio=host.reused_count / requests if requests else 0.0,
-    )
 
 
 def _check_supported(policy: ClientPolicy) -> None:
@@ -452,7 +437,7 @@ def _is_duplicable(headers: Mapping[str, str] | None) -> bool:
 
 # ------------------------------------------------------------------------------------------- one client per loop
 
-_clients: weakref.WeakKeyDictionary[Any, weakref.ref[DispatchClient]] = weakref.WeakKeyDictionary()
+_in_use: weakref.WeakSet[DispatchClient] = weakref.WeakSet()
 _forks = 0
 
 
@@ -464,17 +449,13 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _register(loop: asyncio.AbstractEventLoop, client: DispatchClient) -> None:
-    reference = _clients.get(loop)
-    other = None if reference is None else reference()
-    if other is not None and other is not client:
-        message = (
+def _register(client: DispatchClient) -> None:
+    other = next((other for other in _in_use if other.loop is client.loop), None)
+    _in_use.add(client)
+    if other is not None:
+        client.warn_of_second(
             "a second DispatchClient is in use on this event loop: each has its own pool and limits, so neither holds for "
             "both. Construct one per process and share it.\n"
             f"The first was made here:\n{''.join(traceback.format_list(other.made_at))}"
             f"The second here:\n{''.join(traceback.format_list(client.made_at))}"
         )
-        warnings.warn(message, RuntimeWarning, stacklevel=5)
-        if client.observer is not None:
-            client.observer.operational(OperationalObservation("second_client", message))
-    _clients[loop] = weakref.ref(client)
