@@ -20,6 +20,8 @@ ENDPOINT_BITS: Final = 55
 
 _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: no i, l, o, u
 _VALUES: Final = {char: value for value, char in enumerate(_ALPHABET)}
+_PAIRS: Final = tuple(high + low for high in _ALPHABET for low in _ALPHABET)
+"""Two digits at a time: ids are written several times per delivery."""
 _DIGITS: Final = 13
 EVENT: Final = "evt_"
 DELIVERY: Final = "dlv_"
@@ -66,11 +68,11 @@ def new_endpoint_number(entropy: Entropy) -> int:
 
 def encode_id(prefix: str, number: int) -> str:
     """The public word for a number, for example `evt_0d3k9…`."""
-    digits = [""] * _DIGITS
-    for place in range(_DIGITS - 1, -1, -1):
-        digits[place] = _ALPHABET[number & 31]
-        number >>= 5
-    return prefix + "".join(digits)
+    pairs = _PAIRS
+    return (
+        f"{prefix}{_ALPHABET[number >> 60 & 31]}{pairs[number >> 50 & 1023]}{pairs[number >> 40 & 1023]}"
+        f"{pairs[number >> 30 & 1023]}{pairs[number >> 20 & 1023]}{pairs[number >> 10 & 1023]}{pairs[number & 1023]}"
+    )
 
 
 def decode_id(prefix: str, text: str) -> int:

@@ -1,7 +1,7 @@
 """Event bodies in memory: one copy per event whatever its fan-out, loaded in batches, bounded in bytes.
 
-A body stays while attempts hold it, and after that as long as there is room, oldest out first. It decides nothing; `intake`
-puts what was just published, attempts `hold` and `release`.
+A body stays until every delivery it was put for has held it once; a retry loads it again. Without room the oldest that nobody
+holds goes first. It decides nothing; `intake` puts what was just published, attempts `hold` and `release`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ OVERHEAD: Final = 400
 
 
 class _Entry:
-    __slots__ = ("body", "holders", "size")
+    __slots__ = ("body", "holders", "size", "wanted")
 
-    def __init__(self, body: EventBody) -> None:
+    def __init__(self, body: EventBody, wanted: int) -> None:
         self.body = body
         self.holders = 0
+        self.wanted = wanted
+        """Holds still to come."""
         self.size = len(body.body) + OVERHEAD
 
 
@@ -50,10 +52,10 @@ class Bodies:
         """What attempts hold takes all the room: start no more until some end."""
         return self._held_bytes >= self._bytes_max
 
-    def put(self, body: EventBody) -> None:
-        """Keep a body that will be wanted soon."""
+    def put(self, body: EventBody, wanted: int) -> None:
+        """Keep a body that so many deliveries will hold soon."""
         if body.event_id not in self._entries:
-            entry = _Entry(body)
+            entry = _Entry(body, wanted)
             self._entries[body.event_id] = entry
             self._bytes += entry.size
             if self._bytes > self._bytes_max:
@@ -67,6 +69,7 @@ class Bodies:
         if not entry.holders:
             self._held_bytes += entry.size
         entry.holders += 1
+        entry.wanted -= 1
         return entry.body
 
     async def hold(self, event_id: int) -> EventBody | None:
@@ -92,8 +95,10 @@ class Bodies:
         entry.holders -= 1
         if not entry.holders:
             self._held_bytes -= entry.size
-            self._entries.move_to_end(event_id)
-            if self._bytes > self._bytes_max:
+            if entry.wanted <= 0:
+                del self._entries[event_id]
+                self._bytes -= entry.size
+            elif self._bytes > self._bytes_max:
                 self._evict()
 
     def _evict(self) -> None:
@@ -124,7 +129,7 @@ class Bodies:
                         raise
                     continue
                 for body in found.values():
-                    self.put(body)
+                    self.put(body, 1)
                 for future in batch.values():
                     if not future.done():
                         future.set_result(None)

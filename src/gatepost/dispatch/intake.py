@@ -49,11 +49,13 @@ class IntakeStatistics:
 class _Waiting:
     """One event on its way into the store."""
 
-    __slots__ = ("event", "future", "taken")
+    __slots__ = ("event", "future", "taken", "until")
 
-    def __init__(self, event: NewEvent, future: asyncio.Future[EnqueueResult]) -> None:
+    def __init__(self, event: NewEvent, future: asyncio.Future[EnqueueResult], until: float) -> None:
         self.event = event
         self.future = future
+        self.until = until
+        """Loop time at which the publisher is told that it took too long."""
         self.taken = False
 
 
@@ -82,6 +84,8 @@ class Intake:
         self._publish_timeout = publish_timeout
         self._queue: deque[_Waiting] = deque()
         self._queue_bytes = 0
+        self._unanswered: dict[_Waiting, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.statistics = IntakeStatistics()
 
@@ -116,6 +120,9 @@ class Intake:
 
     async def aclose(self) -> None:
         """Wait until everything that was accepted is stored."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
@@ -165,25 +172,44 @@ class Intake:
         if len(self._queue) >= WAITING_EVENTS_MAX or self._queue_bytes + size > WAITING_BYTES_MAX:
             self.statistics.refused += 1
             raise Overloaded("the store cannot keep up with what is published: nothing was stored", retry_after=1.0)
-        waiting = _Waiting(event, asyncio.get_running_loop().create_future())
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(event, loop.create_future(), loop.time() + self._publish_timeout)
         self._queue.append(waiting)
         self._queue_bytes += size
         if len(self._tasks) < BATCHES_AT_ONCE:
             # The batch belongs to a task of its own: a publisher that is cancelled must not take others' events with it,
             # and what was stored must be handed over whoever still waits.
-            task = asyncio.get_running_loop().create_task(self._store_batches(), name="gatepost intake")
+            task = loop.create_task(self._store_batches(), name="gatepost intake")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+        self._unanswered[waiting] = None
+        if self._timer is None:
+            self._timer = loop.call_later(self._publish_timeout, self._expire)
         try:
-            async with asyncio.timeout(self._publish_timeout):
-                return await asyncio.shield(waiting.future)
-        except TimeoutError:
-            self.statistics.refused += 1
-            raise self._too_slow(waiting) from None
+            return await waiting.future
         finally:
-            if not waiting.taken and not waiting.future.done():
-                self._queue.remove(waiting)
-                self._queue_bytes -= size
+            del self._unanswered[waiting]
+            if not waiting.taken and waiting.future.cancelled():
+                self._withdraw(waiting)
+
+    def _withdraw(self, waiting: _Waiting) -> None:
+        self._queue.remove(waiting)
+        self._queue_bytes -= len(waiting.event.body)
+
+    def _expire(self) -> None:
+        """Answer those that have waited too long; one timer for all, since they expire in order."""
+        self._timer = None
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for waiting in list(self._unanswered):
+            if waiting.until > now:
+                self._timer = loop.call_later(waiting.until - now, self._expire)
+                return
+            if not waiting.future.done():
+                self.statistics.refused += 1
+                waiting.future.set_exception(self._too_slow(waiting))
+                if not waiting.taken:
+                    self._withdraw(waiting)
 
     def _too_slow(self, waiting: _Waiting) -> Overloaded:
         stored = (
@@ -223,13 +249,16 @@ class Intake:
         """What is durable now starts at once: its rows go to the scheduler, its body into memory."""
         rows: list[Row] = []
         counts = self.statistics
+        now = self._store_time()
         for event, result in zip(events, results, strict=True):
             if result.duplicate or result.conflict:
                 counts.duplicates += 1
                 continue
             counts.published += 1
             if event.targets:
-                self._bodies.put(EventBody(event.event_id, event.tenant, event.type, event.content_type, event.body))
+                if event.targets[0].due_at <= now:
+                    body = EventBody(event.event_id, event.tenant, event.type, event.content_type, event.body)
+                    self._bodies.put(body, len(event.targets))
                 for lane, part, delivery_id, due_at in event.targets:
                     rows.append(Row(lane, due_at, delivery_id, event.event_id, 0, due_at, part))
         counts.deliveries += len(rows)
