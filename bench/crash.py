@@ -168,13 +168,13 @@ def show(result: dict[str, Any]) -> None:
         f"kill -9 under load, {len(result['kills'])} times",
         (
             "kill",
-            "deliveries/s",
+            "per s",
             "waiting",
-            "arrived, unsettled",
-            "came again",
-            "unexplained",
-            "integrity",
-            "restart s",
+            "unsettled",
+            "again",
+            "wrong",
+            "file",
+            "start s",
         ),
         [
             (
@@ -189,6 +189,9 @@ def show(result: dict[str, Any]) -> None:
             )
             for number, kill in enumerate(result["kills"], 1)
         ],
+    )
+    print_line(
+        "unsettled: arrived, and still in the file's queue. again: arrived a second time. wrong: of those, not unsettled."
     )
     print_line(
         f"{result['accepted']:,} events accepted, {result['arrived']:,} arrived, {result['lost']} lost, "

@@ -6,6 +6,7 @@ Run it: `python orders.py https://partner.example/webhooks`. It type-checks unde
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from dataclasses import dataclass
 
@@ -41,6 +42,14 @@ async def probe(url: str, egress: EgressPolicy | None = None) -> Attempt:
         return await client.deliver(url, {"type": "ping"})
 
 
+async def register(gp: Dispatcher, url: str) -> Endpoint:
+    """The partner's endpoint, made once: a program that starts again finds it."""
+    for endpoint in (await gp.endpoints.list("default")).items:
+        if endpoint.url == url:
+            return endpoint
+    return await gp.endpoints.create(url, event_types=("order.*",))
+
+
 async def announce(gp: Dispatcher, order: Order) -> Receipt:
     """Durable when this returns. The key makes a repeated call the same event."""
     return await gp.publish(
@@ -48,22 +57,24 @@ async def announce(gp: Dispatcher, order: Order) -> Receipt:
     )
 
 
-async def run(url: str, database: str, egress: EgressPolicy | None = None) -> tuple[Endpoint, Receipt]:
-    """Register the partner, announce one order, and give its delivery a moment."""
+async def run(url: str, database: str, stop: asyncio.Event, egress: EgressPolicy | None = None) -> Receipt:
+    """Register the partner, announce one order, and deliver in the background until `stop`; drains on the way out."""
     async with Dispatcher.open(database, egress=egress, run=True) as gp:
-        endpoint = await gp.endpoints.create(url, event_types=("order.*",))
+        endpoint = await register(gp, url)
         receipt = await announce(gp, Order(1001, "24.90"))
-        await gp.drain(grace=5.0)
-    return endpoint, receipt
+        print(f"{receipt.event_id} goes to {receipt.deliveries} endpoint(s), among them {endpoint.id}; Ctrl-C ends")
+        await stop.wait()
+    return receipt
 
 
-async def main(url: str) -> int:
+async def main(url: str) -> None:
     """Probe, then publish."""
     print(explain(await probe(url)))
-    endpoint, receipt = await run(url, "sqlite:///orders.db")
-    print(f"{receipt.event_id} goes to {receipt.deliveries} endpoint(s), among them {endpoint.id}")
-    return 0
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await run(url, "sqlite:///orders.db", stop)
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main(sys.argv[1])))
+    asyncio.run(main(sys.argv[1]))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
+import importlib.util
 import os
 import re
 import shutil
@@ -16,6 +18,7 @@ import pytest
 
 from gatepost.clock import SYSTEM_CLOCK
 from gatepost.net.client import DispatchClient
+from gatepost.testing.receiver import Receiver
 from gatepost.wire.egress import EgressPolicy
 from gatepost.wire.signing import new_secret, sign
 
@@ -83,6 +86,35 @@ async def test_a_receiver_takes_good_signatures_and_says_what_is_wrong_with_othe
             headers = sign("evt_4", now, BODY, [NEW])
             attempt = await client.deliver(f"http://127.0.0.1:{port}/webhooks", BODY, headers)
         assert (attempt.delivered, attempt.status) == (True, 204)
+
+
+async def test_the_typed_project_delivers(tmp_path: Path) -> None:
+    """A program that only type-checks shows nothing."""
+    spec = importlib.util.spec_from_file_location("orders", EXAMPLES / "user_project" / "orders.py")
+    assert spec is not None
+    assert spec.loader is not None
+    orders = importlib.util.module_from_spec(spec)
+    sys.modules["orders"] = orders  # dataclasses look their module up
+    spec.loader.exec_module(orders)
+    egress = EgressPolicy(schemes=("http",), allow_cidrs=("127.0.0.0/8",))
+    async with Receiver() as receiver:
+        assert orders.explain(await orders.probe(f"{receiver.url}/ok", egress)).startswith("delivered in ")
+        assert (
+            orders.explain(await orders.probe(f"{receiver.url}/status/500", egress))
+            == "answered 500; it may have acted"
+        )
+        assert orders.explain(await orders.probe("https://10.0.0.1/")).startswith("not a public address (addr_private)")
+        stop = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            program = group.create_task(
+                orders.run(f"{receiver.url}/ok", f"sqlite:///{tmp_path / 'orders.db'}", stop, egress)
+            )
+            while not receiver.ledger:  # noqa: ASYNC110 - the receiver has no event to wait for
+                await asyncio.sleep(0.01)
+            stop.set()
+        receipt = program.result()
+        assert (receipt.duplicate, receipt.deliveries) == (False, 1)
+        assert receiver.ledger == {receipt.event_id: 1}
 
 
 def test_the_typed_project_passes_a_strict_check_outside_this_repository(tmp_path: Path) -> None:
