@@ -145,7 +145,8 @@ class AttemptRunner:
             self._desk.event_missing(start)
             return
         try:
-            attempt = await self._send(listed, event, row)
+            webhook_id = encode_id(EVENT, row.event_id)
+            attempt = await self._send(listed, event, webhook_id)
         except asyncio.CancelledError:
             self._defer(start, self._store_time())  # the client has said what became of it; the row waits as it was
             raise
@@ -162,9 +163,9 @@ class AttemptRunner:
         )
         self._carry_out(start, epoch, listed, event, attempt, decision, started_at, ended_at)
 
-    async def _send(self, listed: Listed, event: EventBody, row: Row) -> Attempt:
+    async def _send(self, listed: Listed, event: EventBody, webhook_id: str) -> Attempt:
         endpoint = listed.endpoint
-        headers = listed.request_headers(encode_id(EVENT, row.event_id), self._clock.wall_us(), event.body)
+        headers = listed.request_headers(webhook_id, self._clock.wall_us(), event.body)
         return await self._client.deliver_admitted(
             endpoint.url,
             event.body,

@@ -39,7 +39,8 @@ class Bodies:
         self._entries: OrderedDict[int, _Entry] = OrderedDict()
         self._bytes = 0
         self._held_bytes = 0
-        self._wanted: dict[int, asyncio.Future[None]] = {}
+        self._wanted: dict[int, asyncio.Future[bool]] = {}
+        """To be loaded; the answer says whether the store had it."""
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -77,16 +78,20 @@ class Bodies:
 
         Raises `StoreError` when the store does not answer.
         """
-        body = self.hold_nowait(event_id)
-        if body is not None:
-            return body
-        future = self._wanted.get(event_id)
-        if future is None:
-            future = self._wanted[event_id] = asyncio.get_running_loop().create_future()
-            if self._task is None:
-                self._task = asyncio.get_running_loop().create_task(self._load_wanted(), name="gatepost load bodies")
-        await asyncio.shield(future)
-        return self.hold_nowait(event_id)
+        while True:
+            body = self.hold_nowait(event_id)
+            if body is not None:
+                return body
+            future = self._wanted.get(event_id)
+            if future is None:
+                future = self._wanted[event_id] = asyncio.get_running_loop().create_future()
+                if self._task is None:
+                    self._task = asyncio.get_running_loop().create_task(
+                        self._load_wanted(), name="gatepost load bodies"
+                    )
+            if not await asyncio.shield(future):
+                return None
+            # Found, and still it may have been pushed out before this task ran: then it is loaded again.
 
     def release(self, event_id: int) -> None:
         """End of one hold."""
@@ -130,9 +135,9 @@ class Bodies:
                     continue
                 for body in found.values():
                     self.put(body, 1)
-                for future in batch.values():
+                for event_id, future in batch.items():
                     if not future.done():
-                        future.set_result(None)
+                        future.set_result(event_id in found)
                 # Let those that waited take hold before the next batch can push their bodies out.
                 await asyncio.sleep(0)
         finally:

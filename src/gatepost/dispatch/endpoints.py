@@ -17,7 +17,7 @@ from gatepost.delivery.policy import ClientPolicy
 from gatepost.delivery.records import Endpoint, EndpointSecret, EndpointStatus, Secret
 from gatepost.dispatch.catalogue import Catalogue
 from gatepost.dispatch.endpoint_rules import check_endpoint
-from gatepost.errors import ConfigurationError, Conflict, NotFound, Overloaded
+from gatepost.errors import ConfigurationError, Conflict, LimitExceeded, NotFound
 from gatepost.store.port import Registry
 from gatepost.store.rows import Page
 from gatepost.wire.egress import EgressPolicy
@@ -85,7 +85,7 @@ class Endpoints:
         """Register a destination; a signing secret is made unless one is given.
 
         Raises `DestinationDenied`, `HeaderRefused` or `ConfigurationError` (all `ValueError`s) saying what to write instead,
-        and `Overloaded` when the tenant has as many endpoints as it may.
+        and `LimitExceeded` when the tenant has as many endpoints as it may.
         """
         now = self._clock.wall_us()
         known = Secret(new_secret(self._entropy.token(SECRET_BYTES)) if secret is None else _revealed(secret))
@@ -207,7 +207,7 @@ class Endpoints:
         record = self._catalogue.tenant(tenant)
         most = None if record is None else record.limits.endpoints
         if most is not None and len(self._catalogue.endpoints_of(tenant)) >= most:
-            raise Overloaded(
+            raise LimitExceeded(
                 f"tenant {tenant} has its {most} endpoints: delete one, or raise the limit", retry_after=60.0
             )
 

@@ -54,6 +54,7 @@ class Rank(IntEnum):
     BULK = 2
 
 
+RANKS: Final = tuple(Rank)
 RANK_WEIGHTS: Final = (8, 4, 1)
 """Starts per round by rank; never 0, so that bulk never starves."""
 

@@ -1,7 +1,7 @@
 """Holds back new attempts while the event loop runs late: a late loop measures itself instead of its endpoints.
 
-`LagWindow` is arithmetic on samples; `LoopLag.run` takes them with one timer. Above 20 ms p99 over a second no attempt starts
-beyond those in flight at that moment (design section 5); the worker asks `ceiling` before each turn.
+`LagWindow` is arithmetic on samples; `LoopLag.run` takes them with one timer while attempts are in flight. Above 20 ms p99 over
+a second no attempt starts beyond those in flight at that moment (design section 5) or a few; the worker asks `ceiling` before each turn.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ WINDOW: Final = 50
 """Samples in a second. Their p99 is the second worst: one long pause alone does not count, a habit does."""
 LATE_P99: Final = 0.02
 """Seconds."""
+HELD_MIN: Final = 64
+"""Attempts that may be in flight however late the loop is: so few do not make it late, and holding them back would only let a
+few slow endpoints keep everybody else out."""
 
 
 class LagWindow:
@@ -32,6 +35,10 @@ class LagWindow:
     def add(self, seconds: float) -> None:
         """Record one tick."""
         self._samples.append(seconds)
+
+    def clear(self) -> None:
+        """Forget what was recorded."""
+        self._samples.clear()
 
     @property
     def worst(self) -> float:
@@ -47,10 +54,11 @@ class LagWindow:
 class LoopLag:
     """The guard. `late` says whether it holds."""
 
-    __slots__ = ("_clock", "_held_at", "window")
+    __slots__ = ("_clock", "_held_at", "_needed", "window")
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._needed = asyncio.Event()
         self.window = LagWindow()
         self._held_at: int | None = None
 
@@ -69,11 +77,20 @@ class LoopLag:
         if self.window.p99 <= LATE_P99:
             self._held_at = None
         elif self._held_at is None:
-            self._held_at = max(1, in_flight)  # at least one, or nothing would ever end the lateness
+            self._held_at = max(HELD_MIN, in_flight)
+
+    def wake(self) -> None:
+        """Attempts are in flight: measure."""
+        self._needed.set()
 
     async def run(self, in_flight: Callable[[], int]) -> None:
-        """Take samples until cancelled."""
+        """Take samples until cancelled; sleep for good while nothing is in flight."""
         while True:
+            if not in_flight():
+                self.window.clear()
+                self._held_at = None
+                self._needed.clear()
+                await self._needed.wait()
             expected = self._clock.monotonic() + TICK
             await asyncio.sleep(TICK)
             self.sample(max(0.0, self._clock.monotonic() - expected), in_flight())

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from gatepost.admission.rate import TokenBucket
 from gatepost.dispatch.hosts import HostState
-from gatepost.dispatch.lanes import RANK_WEIGHTS, Kind, Lane, Rank
+from gatepost.dispatch.lanes import RANK_WEIGHTS, RANKS, Kind, Lane
 
 
 class EndpointSettings(NamedTuple):
@@ -90,7 +90,7 @@ class Seat:
         """The lane whose turn it is, out of the ring; high, normal and bulk lanes by 8 : 4 : 1, in turn within a rank."""
         credit = self._credits
         for _ in range(2):
-            for rank in Rank:
+            for rank in RANKS:
                 ring = self._rings[rank]
                 while ring and credit[rank] > 0:
                     lane = ring.popleft()

@@ -25,7 +25,7 @@ from gatepost.store.rows import EnqueueResult, OutboxEvent
 
 IDLE_WARNING: Final = 10.0
 """Seconds after which due work that nobody runs is worth a warning: a forgotten `run()` looks like lost events."""
-FOLLOW_EVERY: Final = 1.0
+FOLLOW_EVERY: Final = 1.5
 """Seconds between looks at the registry's changes (the contract is two)."""
 OUTBOX_BATCH: Final = 250
 OUTBOX_RETRY: Final = 0.5

@@ -140,6 +140,8 @@ class Worker:
     def _begin(self, start: Start) -> None:
         assert self.runner is not None, "wired before the gate opens"
         self.counts.started += 1
+        if not self._flying:
+            self._lag.wake()
         self._flying[start] = self._clock.monotonic()
         # The part may have been lost since the row was read; then its epoch is unknown and the result will be fenced.
         epoch = self._leases.epochs.get(start.row.part, 0)
