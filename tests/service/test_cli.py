@@ -203,6 +203,47 @@ def test_publishing_straight_into_the_database_reaches_the_dispatcher(
     assert deliveries[0]["event_id"] == receipt["event_id"]
 
 
+def test_many_events_are_published_a_line_each_in_order(service: Served) -> None:
+    """Backfills come as files; the answer to line n must be line n, refusals included."""
+    lines = [json.dumps({"type": "many", "payload": number}) for number in range(600)]
+    lines.insert(3, json.dumps({"type": "no good!", "payload": 1}))
+    result = run("publish", "--jsonl", "--url", service.url, stdin="\n".join(lines) + "\n\n")
+    answers = lines_of(result, 1)
+    assert len(answers) == 601
+    assert [number for number, answer in enumerate(answers) if "code" in answer] == [3]
+    assert answers[3]["code"] == "invalid_request"
+    assert run("publish", "--jsonl", "--url", service.url, stdin="{not json\n").exit_code == 2
+    assert run("publish", "--jsonl", "a.type").exit_code == 2
+    assert run("publish").exit_code == 2
+
+
+def test_tenants_and_keys_are_managed(tmp_path: Path) -> None:
+    """From the first admin key on, without writing a line of HTTP."""
+    admin = "admin-key-for-the-command-line"
+    with served(tmp_path, GATEPOST_SECURITY_ADMIN_KEY=admin) as process:
+
+        def call(*arguments: str, key: str = admin, code: int = 0) -> list[Any]:
+            return lines_of(run(*arguments, "--url", process.url, "--api-key", key, "--json"), code)
+
+        call("tenant", "create", "acme", "--endpoints", "1")
+        (made,) = call("key", "create", "billing", "--tenant", "acme")
+        mine = made["key"]
+        create = ("endpoint", "create", "https://hooks.example.com/", "--url", process.url, "--api-key", mine)
+        assert run(*create).exit_code == 0
+        give_up = time.monotonic() + PATIENCE
+        while (refused := run(*create)).exit_code == 0:  # a limit is followed within two seconds
+            assert time.monotonic() < give_up
+            time.sleep(0.1)
+        assert (refused.exit_code, "rate_limited" in refused.stderr) == (1, True)
+        assert [item["name"] for item in call("tenant", "list")] == ["acme"]
+        (changed,) = call("tenant", "limit", "acme", "--events-per-second", "5")
+        assert (changed["limits"]["endpoints"], changed["limits"]["events_per_second"]) == (None, 5.0)
+        assert run("tenant", "list", "--url", process.url, "--api-key", mine).exit_code == 1
+        assert {item["tenant"] for item in call("key", "list")} == {None, "acme"}
+        assert run("key", "delete", made["id"], "--url", process.url, "--api-key", admin).exit_code == 0
+        assert run("endpoint", "list", "--url", process.url, "--api-key", mine).exit_code == 2
+
+
 def test_a_service_that_is_not_there_is_said_in_one_line() -> None:
     """The commonest mistake deserves the clearest answer."""
     result = run("endpoint", "list", "--url", "http://127.0.0.1:1")

@@ -11,11 +11,11 @@ from gatepost.service.config import Settings, load_settings
 from gatepost.service.effective import (
     PHASE_LIMITS,
     check_bind,
+    doubts,
     idle_memory,
     is_loopback,
     limit_rows,
     phase_limits,
-    warn_of_grace,
 )
 from gatepost.service.settings_table import SETTINGS
 from gatepost.wire.phases import Phase
@@ -207,12 +207,13 @@ def test_only_loopback_is_served_without_keys(host: str, inside: bool) -> None:
             check_bind(host, has_keys=False)
 
 
-def test_a_grace_shorter_than_an_attempt_is_warned_of() -> None:
-    """It turns every restart into duplicates at the receivers that were slow at that moment."""
-    assert warn_of_grace(Settings()) is None
-    warning = warn_of_grace(Settings(shutdown_grace=2.0))
-    assert warning is not None
-    assert "write 18.0 or more" in warning
+def test_what_is_possible_but_not_meant_is_said(tmp_path: Path) -> None:
+    """A short grace turns every restart into duplicates; a long connect limit makes a dead host as dear as a slow one."""
+    assert doubts(Settings()) == []
+    (short,) = doubts(Settings(shutdown_grace=2.0))
+    assert "write 18.0 or more" in short
+    (slow,) = doubts(load(tmp_path, "[policy]\nconnect_timeout = 5.0\n"))
+    assert "over a third of read_timeout" in slow
 
 
 def test_every_setting_has_one_name_in_each_source() -> None:

@@ -42,6 +42,7 @@ def test_a_lane_counts_what_the_log_says() -> None:
     lane.take({"delivered": True, "outcome": "response", "status": 200, "decision": "complete"})
     assert (lane.attempts, lane.delivered, lane.retries, lane.dead, lane.waiting) == (3, 1, 1, 1, 1)
     assert lane.classified == "read_timeout in wait (wait_timeout, ambiguous) x2, status 200 x1"
+    assert lane.commonest == "read_timeout/wait"
 
 
 def test_percentiles_of_delays() -> None:

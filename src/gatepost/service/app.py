@@ -28,11 +28,11 @@ from gatepost.service.api.context import Service
 from gatepost.service.config import Settings
 from gatepost.service.effective import (
     check_bind,
+    doubts,
     idle_memory,
     is_loopback,
     limit_rows,
     phase_limits,
-    warn_of_grace,
 )
 from gatepost.service.gauges import StoreSizes, watch_dispatcher, watch_store
 from gatepost.service.logs import LogObserver, Logs
@@ -186,9 +186,8 @@ async def _serve(settings: Settings, logs: Logs, ready: Callable[[Running], None
     rows = [(row.name, row.value, row.source) for row in limit_rows(settings)]
     logs.table("effective_policy", "limits in force", rows)
     logs.entry("info", "connections", idle_memory(settings))
-    warning = warn_of_grace(settings)
-    if warning is not None:
-        logs.entry("warning", "configuration", warning)
+    for doubt in doubts(settings):
+        logs.entry("warning", "configuration", doubt)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

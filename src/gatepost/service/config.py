@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import resource
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -84,6 +85,8 @@ class Settings:
     metrics: MetricsSettings = MetricsSettings()
     sources: Mapping[str, str] = field(default_factory=dict)
     """Setting path to who gave it; built-in and derived ones are absent."""
+    doubts: tuple[str, ...] = ()
+    """What is possible and probably not meant; logged at the start."""
 
     @property
     def grace(self) -> float:
@@ -108,7 +111,9 @@ def load_settings(
     policy_values = {**_section(given, "policy"), "max_connections": connections}
     if "policy.max_per_host" not in given:
         policy_values["max_per_host"] = min(ClientPolicy().max_per_host, connections)
-    policy = _build(lambda: ClientPolicy(**policy_values))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        policy = _build(lambda: ClientPolicy(**policy_values))
     egress = _build(lambda: EgressPolicy(**_section(given, "egress")))
     retention = Retention(**_section(given, "retention"))
     _check_retention(retention)
@@ -131,6 +136,7 @@ def load_settings(
             _positive("metrics.hosts", _get(given, "metrics.hosts")), _get(given, "metrics.public")
         ),
         sources={path: value.source for path, value in given.items()},
+        doubts=tuple(f"policy: {warning.message}" for warning in caught),
     )
 
 

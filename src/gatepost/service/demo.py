@@ -95,6 +95,7 @@ class _Demo:
             service = await stack.enter_async_context(_service(directory, self._take_line))
             board = Board(lanes)
             board.say(f"service   {service.url}  (SQLite in {directory})")
+            board.introduce()
             with board:
                 await self._register(service.api, good)
                 alone = await self._publish(service.api, board, [good], round(self._events * BASELINE_SHARE))
@@ -118,7 +119,7 @@ class _Demo:
             kept = _report(board, good, receiver.statistics().bad_signatures, before, during)
             if self._keep:
                 board.say(f"still running: {service.url}/readyz, {service.url}/metrics; Ctrl-C ends it")
-                await asyncio.Event().wait()
+                await _interrupted()
             code = await service.stop()
             if code != 0:
                 board.say(f"NOT kept: the service ended with exit code {code} instead of 0")
@@ -193,6 +194,15 @@ def _report(board: Board, good: Lane, bad_signatures: int, before: Latency | Non
         board.say(f"  alone                     p50 {before.p50:6.1f}   p99 {before.p99:6.1f}")
         board.say(f"  beside the hostile ones   p50 {during.p50:6.1f}   p99 {during.p99:6.1f}")
     return all(held for held, _ in promises)
+
+
+async def _interrupted() -> None:
+    """Until Ctrl-C or SIGTERM."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    await stop.wait()
 
 
 class _Service:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -56,8 +57,15 @@ class Lane:
 
     @property
     def classified(self) -> str:
-        """The commonest ends."""
-        return ", ".join(f"{end} x{count}" for end, count in self.ends.most_common(ENDS_SHOWN)) or "-"
+        """The commonest ends, in full."""
+        return ", ".join(f"{end} x{count}" for end, count in self.ends.most_common(ENDS_SHOWN)) or "nothing yet"
+
+    @property
+    def commonest(self) -> str:
+        """The commonest end in few characters: outcome and phase, or the status."""
+        (end, _), *_ = self.ends.most_common(1) or [("-", 0)]
+        outcome, _, rest = end.partition(" in ")
+        return f"{outcome}/{rest.partition(' ')[0]}" if rest else end
 
 
 def _end(line: Mapping[str, Any]) -> str:
@@ -116,28 +124,34 @@ class Board:
             states = "  ".join(f"{lane.name}: {lane.delivered}/{lane.published}" for lane in self._lanes)
             self.say(f"{headline}  delivered  {states}")
 
+    def introduce(self) -> None:
+        """Who takes part."""
+        for lane in self._lanes:
+            self.say(f"{lane.name:<9} {lane.does}  ({lane.host})")
+
     def summary(self) -> None:
-        """The table that stays."""
+        """The table that stays, and how attempts were classified."""
         self._console.print(self._render("Summary"))
+        for lane in self._lanes:
+            self.say(f"{lane.name:<9} {lane.classified}")
 
     def _render(self, headline: str) -> RenderableType:
-        table = Table(title=headline, title_justify="left", pad_edge=False)
+        # Fits into 80 columns; what each endpoint does was said before.
+        table = Table(title=headline, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
         table.add_column("endpoint")
-        table.add_column("what it does")
-        for name in ("delivered", "attempts", "retries", "shed", "waiting", "dead"):
-            table.add_column(name, justify="right")
-        table.add_column("classified as")
+        for name in ("delivered", "tries", "retries", "shed", "waiting", "dead"):
+            table.add_column(name, justify="right", no_wrap=True)
+        table.add_column("mostly", overflow="fold")
         for lane in self._lanes:
             good = lane.delivered == lane.published and lane.published > 0
             table.add_row(
                 Text(lane.name, style="bold green" if good else "yellow"),
-                lane.does,
                 f"{lane.delivered}/{lane.published}",
                 str(lane.attempts),
                 str(lane.retries),
                 str(lane.shed),
                 str(lane.waiting),
                 str(lane.dead),
-                lane.classified,
+                lane.commonest,
             )
         return table

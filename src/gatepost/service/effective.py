@@ -106,15 +106,16 @@ def check_bind(host: str, has_keys: bool) -> None:
         )
 
 
-def warn_of_grace(settings: Settings) -> str | None:
-    """Why a short grace cuts attempts off, or None."""
+def doubts(settings: Settings) -> list[str]:
+    """What will run and was probably not meant, a sentence each."""
+    found = list(settings.doubts)
     budget = settings.policy.attempt_budget
-    if settings.grace >= budget:
-        return None
-    return (
-        f"dispatch.shutdown_grace={settings.grace} is below the attempt budget of {budget} s: a drain then cuts attempts off, "
-        f"and they are made again; write {budget} or more"
-    )
+    if settings.grace < budget:
+        found.append(
+            f"dispatch.shutdown_grace={settings.grace} is below the attempt budget of {budget} s: a drain then cuts attempts "
+            f"off, and they are made again; write {budget} or more"
+        )
+    return found
 
 
 def _bounding(policy: ClientPolicy, phase: Phase) -> str:

@@ -83,7 +83,8 @@ class JsonFormat:
 
     def entry(self, stamp: str, level: str, event: str, message: str, fields: Mapping[str, Value]) -> str:
         """A line with `fields` beside the fixed ones; a field never replaces a fixed one."""
-        return json.dumps({**fields, "at": stamp, "level": level, "event": event, "message": message}, default=str)
+        fixed = {"at": stamp, "level": level, "event": event, "message": message}
+        return json.dumps({**fixed, **fields, **fixed}, default=str)
 
 
 _LEVELS: Final = {"debug": "DBG", "info": "INF", "warning": "WRN", "error": "ERR"}

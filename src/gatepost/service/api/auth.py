@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 from gatepost.clock import Clock, Entropy
 from gatepost.delivery.records import ApiKey
+from gatepost.errors import StoreError
 from gatepost.service.api.problems import Problem, not_found
 
 KEY_PREFIX: Final = "gpk_"
@@ -92,14 +93,18 @@ class KeyRing:
 
     async def refresh(self) -> None:
         """Read the keys now: at the start, and after a change."""
+        # Set first, so that one of many waiting requests reads and the others go by what is known.
+        self._read_at = self._monotonic()
         keys = await self._registry.api_keys()
         self._callers = {key.hash: Caller(key.tenant, key.id) for key in keys}
-        self._read_at = self._monotonic()
 
     async def caller_of(self, headers: Mapping[str, str]) -> Caller:
         """The caller behind a request's headers (names in lower case). Raises `Problem`."""
         if self._monotonic() - self._read_at > REFRESH_INTERVAL:
-            await self.refresh()
+            try:
+                await self.refresh()
+            except StoreError:
+                pass  # the keys known are better than none; what the request needs of the store will say so itself
         if not self._callers and self._open_on_loopback:
             check_from_loopback(headers)
             return ANYONE

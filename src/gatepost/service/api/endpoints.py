@@ -113,8 +113,18 @@ async def rotate_secret(
 @router.post("/{endpoint_id}/test")
 async def send_test_event(service: ServiceDep, caller: CallerDep, endpoint_id: str) -> dict[str, Any]:
     """Send one signed test event now, outside the queue, and say how the attempt ended."""
-    await owned_endpoint(service, caller, endpoint_id)
+    endpoint = await owned_endpoint(service, caller, endpoint_id)
     attempt = await service.dispatcher.endpoints.test(endpoint_id)
+    if service.logs is not None:
+        service.logs.entry(
+            "info",
+            "endpoint_test",
+            f"{attempt.outcome} in {attempt.phase} ({attempt.reason})",
+            endpoint_id=endpoint_id,
+            tenant=endpoint.tenant,
+            status=attempt.status,
+            elapsed_ms=round(attempt.elapsed * 1e3, 3),
+        )
     return attempt_json(attempt)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,7 @@ import typer
 
 from gatepost.service.cli.output import JsonFlag, print_json, print_table
 from gatepost.service.config import load_settings
-from gatepost.service.effective import limit_rows
+from gatepost.service.effective import doubts, limit_rows
 
 app = typer.Typer(help="Show the limits in force.", no_args_is_help=True)
 ConfigOption = Annotated[
@@ -30,8 +31,11 @@ def show(config: ConfigOption = None, as_json: JsonFlag = False) -> None:
 
 @app.command()
 def explain(config: ConfigOption = None, as_json: JsonFlag = False) -> None:
-    """Each limit, who set it, and what it beat."""
-    rows = limit_rows(load_settings(config, os.environ))
+    """Each limit, who set it, and what it beat; doubts go to standard error."""
+    settings = load_settings(config, os.environ)
+    rows = limit_rows(settings)
+    for doubt in doubts(settings):
+        sys.stderr.write(f"gatepost: {doubt}\n")
     if as_json:
         print_json([{"limit": row.name, "value": row.value, "source": row.source} for row in rows])
     else:

@@ -1,19 +1,25 @@
-"""`gatepost publish`: one event, through a running service or straight into its database."""
+"""`gatepost publish`: one event or many, through a running service or straight into its database."""
 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, Final
 
 import typer
 
-from gatepost.service.cli.api_client import ApiClient, KeyOption, TenantOption, UrlOption
-from gatepost.service.cli.output import JsonFlag, fail, print_json, print_line
+from gatepost.service.cli.api_client import DEFAULT_URL, ApiClient, KeyOption, TenantOption, UrlOption
+from gatepost.service.cli.output import DONE, NOT, JsonFlag, fail, print_json, print_line
 from gatepost.service.cli.send import read_data
+
+BATCH_EVENTS_MAX: Final = 500
+"""As the API's own limit, which this module must not import: it would load the whole server."""
+BATCH_CHARS: Final = 4 * 1_048_576
 
 
 def publish(
-    event_type: Annotated[str, typer.Argument(metavar="TYPE", help="For example invoice.paid.")],
+    event_type: Annotated[str | None, typer.Argument(metavar="[TYPE]", help="For example invoice.paid.")] = None,
     data: Annotated[str, typer.Option(help="The payload; @FILE reads a file, @- standard input.")] = "{}",
     idempotency_key: Annotated[str | None, typer.Option(help="Publishing twice under one key stores once.")] = None,
     ordering_key: Annotated[str | None, typer.Option(help="Deliver events of one key in order.")] = None,
@@ -22,12 +28,21 @@ def publish(
     database: Annotated[
         str | None, typer.Option("--db", help="Write to this database instead, for example sqlite:///gatepost.db.")
     ] = None,
+    jsonl: Annotated[
+        bool, typer.Option("--jsonl", help="Read an event a line, as the API takes them, from standard input.")
+    ] = False,
     tenant: TenantOption = None,
-    url: UrlOption = "http://127.0.0.1:8080",
+    url: UrlOption = DEFAULT_URL,
     api_key: KeyOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Exit 0 once the event is durable. The payload's bytes are delivered exactly as given."""
+    if jsonl:
+        if event_type is not None or database is not None:
+            fail("--jsonl takes type, payload and all else from its lines, over HTTP; leave TYPE and --db out")
+        raise typer.Exit(_publish_lines(ApiClient(url, api_key, keep_alive=True)))
+    if event_type is None:
+        fail("write a TYPE, or --jsonl")
     payload = read_data(data)
     if database is not None:
         answer = _publish_to_store(
@@ -62,6 +77,36 @@ def _body(fields: dict[str, Any], payload: bytes) -> bytes:
     except ValueError:
         return json.dumps({**fields, "payload_base64": base64.b64encode(payload).decode()}).encode()
     return f'{json.dumps(fields)[:-1]}, "payload": {text.strip()}}}'.encode()
+
+
+def _publish_lines(client: ApiClient) -> int:
+    """Batches of the lines as they stand; a receipt or problem a line, in order. 1 when any event was refused."""
+    code = DONE
+    try:
+        for lines in _batches(sys.stdin):
+            body = '{"events": [' + ",".join(lines) + "]}"
+            for result in client.call("POST", "/v1/events:batch", body.encode())["results"]:
+                code = NOT if "code" in result else code
+                print_json(result)
+    finally:
+        client.close()
+    return code
+
+
+def _batches(lines: Iterable[str]) -> Iterator[list[str]]:
+    """Lines that are not blank, as many together as a batch may have or about 4 MiB hold."""
+    batch: list[str] = []
+    size = 0
+    for line in lines:
+        if not line.strip():
+            continue
+        batch.append(line)
+        size += len(line)
+        if len(batch) == BATCH_EVENTS_MAX or size >= BATCH_CHARS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def _publish_to_store(

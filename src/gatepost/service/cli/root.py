@@ -10,7 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from gatepost.errors import ConfigurationError, GatepostError
-from gatepost.service.cli import bench, dead, deliveries, egress, endpoint, hostile, policy
+from gatepost.service.cli import bench, dead, deliveries, egress, endpoint, hostile, policy, tenant
 from gatepost.service.cli.output import DONE, NOT, USAGE
 from gatepost.service.cli.publish import publish
 from gatepost.service.cli.send import send
@@ -30,6 +30,8 @@ app.command()(publish)
 app.add_typer(endpoint.app, name="endpoint")
 app.add_typer(deliveries.app, name="deliveries")
 app.add_typer(dead.app, name="dead")
+app.add_typer(tenant.tenants, name="tenant")
+app.add_typer(tenant.keys, name="key")
 app.add_typer(egress.app, name="egress")
 app.add_typer(policy.app, name="policy")
 app.add_typer(hostile.app, name="hostile")
