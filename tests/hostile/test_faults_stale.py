@@ -7,6 +7,7 @@ lost by it, that the receiver can tell a repetition (same id), and that nothing 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -193,6 +194,18 @@ async def test_an_unsolicited_response_is_never_taken_for_the_next_answer() -> N
                 assert not attempt.reused
                 await wait_idle(client, 0)
                 assert_nothing_held(client)
+
+
+async def test_an_unsolicited_response_is_found_by_a_late_loop_too() -> None:
+    """It lies in the kernel's buffer, unseen, when the next request is written: forged 200s counted as delivered."""
+    with elsewhere("unsolicited-response", seconds=0.01) as server:
+        async with DispatchClient(limits(read_timeout=2.0), egress=LOOPBACK) as client:
+            for number in range(3):
+                attempt = await client.deliver(server.url, SMALL, IDENTITY)
+                answered().check(attempt)
+                assert not attempt.reused, number
+                time.sleep(0.05)  # noqa: ASYNC251 - the loop is late on purpose
+            assert server.connections == 3
 
 
 @pytest.mark.parametrize("name", ["two-responses", "body-on-204", "short-content-length"])

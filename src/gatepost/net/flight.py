@@ -304,6 +304,10 @@ class Flight:
     def _use(self, connection: Connection, now: float) -> None:
         """A connection that has served before."""
         client = self._client
+        if not connection.still_idle():
+            client.pool.observe_close(self._host, connection, now)
+            self._resolve(now)  # the slot stays ours
+            return
         self.address = connection.address
         if connection.policy_checked is not client.egress:
             denied = check_address(connection.address, client.egress)
