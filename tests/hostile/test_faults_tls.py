@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from gatepost.delivery.outcome import Outcome, RetrySafety
 from gatepost.net.client import DispatchClient
 from gatepost.net.tls import TLSProfile
-from gatepost.testing.hostile import BEHAVIOURS, HostileServer
+from gatepost.testing.hostile import BEHAVIOURS, Behaviour, HostileServer, Peer
 from gatepost.wire.phases import Phase
 from gatepost.wire.reasons import BodyFault, Reason
 from tests.hostile.engine import (
@@ -243,6 +243,29 @@ async def test_the_same_faults_have_the_same_names_inside_tls(name: str, expecte
         return
     seconds = 0.02 if name == "drip-body" else None
     await meet(name, expected, seconds=seconds, tls_context=context, tls=certificates.profile, policy=policy)
+
+
+@pytest.mark.parametrize("behind", [b"\x15\x03\x03\x00\x02\x02\x50", b"no record at all"], ids=["alert", "text"])
+async def test_a_whole_answer_counts_whatever_record_follows_it(behind: bytes) -> None:
+    """In one segment, as a server that fails while it closes sends it: the 200 was lost, and the event sent again."""
+
+    async def run(peer: Peer, seconds: float) -> None:
+        await peer.read_request()
+        assert peer._tls is not None
+        peer._tls.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        peer._outgoing.write(behind)
+        await peer._flush()
+        await peer.drain()
+
+    certificates = Certificates.make()
+    attempt = await meet(
+        Behaviour("answer-and-alert", "answers, then spoils the session", "response", run),
+        answered(),
+        tls_context=certificates.server("127.0.0.1"),
+        tls=certificates.profile,
+        policy=PATIENT,
+    )
+    assert attempt.body == b"ok"
 
 
 async def test_a_peer_that_never_answers_our_closing_alert_delays_nothing() -> None:

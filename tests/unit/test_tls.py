@@ -6,6 +6,7 @@ import datetime
 import os
 import ssl
 import tempfile
+import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +16,13 @@ import trustme
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from cryptography.x509.oid import NameOID
 
 from gatepost.errors import ConfigurationError
 from gatepost.net.tls import CONTEXTS_MAX, TLSContexts, TLSProfile, tls_reason
-from gatepost.net.tls_stream import TlsStream
+from gatepost.net.tls_stream import OVERHEAD_FREE, TlsStream
 from gatepost.wire.reasons import Reason
 
 NAME = "receiver.example"
@@ -412,6 +415,23 @@ def test_what_cannot_be_read_is_refused_before_anything_is_sent(fields: dict[str
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.parametrize("spoiled", ["\u201c", "\ud800", "\x00"])
+def test_a_key_that_is_no_pem_is_shown_by_no_error(spoiled: str) -> None:
+    """The error of `str.encode` carries the whole text, and error trackers store the errors behind an error."""
+    certificate = CLIENT_CA.issue_cert("client@example.com")
+    key = certificate.private_key_pem.bytes().decode()
+    profile = TLSProfile(
+        client_cert_pem=certificate.cert_chain_pems[0].bytes(), client_key_pem=key[:100] + spoiled + key[100:]
+    )
+    with pytest.raises(ConfigurationError, match="client_key_pem") as caught:
+        TLSContexts().get(profile)
+    error: BaseException | None = caught.value
+    while error is not None:
+        for text in (repr(error), "".join(traceback.format_exception(error))):
+            assert key.splitlines()[1] not in text
+        error = error.__cause__ or error.__context__
+
+
 # ------------------------------------------------------------------------------------------------ contexts and streams
 
 
@@ -463,3 +483,77 @@ def test_garbage_in_a_session_is_an_error_by_code() -> None:
     conversation.stream.receive(conversation.rest)
     with pytest.raises(ssl.SSLError):
         conversation.stream.receive(b"HTTP/1.1 200 OK\r\n\r\n")
+
+
+@pytest.mark.parametrize("behind", [b"HTTP/1.1 200 OK\r\n\r\n", b"\x15\x03\x03\x00\x02\x02\x50"], ids=["text", "alert"])
+def test_what_was_decrypted_before_an_error_counts(behind: bytes) -> None:
+    """A whole 2xx in front of a fatal alert is a delivery; lost, the event is sent again for days."""
+    conversation = Conversation(TLSContexts().get(PRIVATE), server_side())
+    assert conversation.handshake() is None
+    conversation.server.write(b"answer")
+    data = conversation.rest + conversation.from_server.read() + behind
+    assert conversation.stream.receive(data) == b"answer"
+    assert conversation.stream.fault is not None
+    assert not conversation.stream.eof
+
+
+def test_an_answer_in_one_byte_records_is_read() -> None:
+    """Some servers flush each character: 23 bytes of frame for one of text are slow, not hostile."""
+    conversation = Conversation(TLSContexts().get(PRIVATE), server_side())
+    assert conversation.handshake() is None
+    plain = conversation.stream.receive(conversation.rest)
+    for _ in range(4_000):
+        conversation.server.write(b"a")
+        plain += conversation.stream.receive(conversation.from_server.read())
+    assert plain == b"a" * 4_000
+    assert conversation.stream.fault is None
+
+
+def expand(secret: bytes, label: bytes, size: int) -> bytes:
+    """HKDF-Expand-Label without context (RFC 8446 section 7.1), for TLS_AES_256_GCM_SHA384."""
+    name = b"tls13 " + label
+    info = size.to_bytes(2, "big") + bytes([len(name)]) + name + b"\0"
+    return HKDFExpand(hashes.SHA384(), size, info).derive(secret)
+
+
+def key_updates(secret: bytes, size: int) -> bytes:
+    """`size` bytes or more of key updates that ask for one in return, each sealed with the key of the one before it."""
+    records = b""
+    while len(records) < size:
+        message = b"\x18\x00\x00\x01\x01" + b"\x16"
+        header = b"\x17\x03\x03" + (len(message) + 16).to_bytes(2, "big")
+        records += header + AESGCM(expand(secret, b"key", 32)).encrypt(expand(secret, b"iv", 12), message, header)
+        secret = expand(secret, b"traffic upd", 48)
+    return records
+
+
+def test_a_flood_of_key_updates_ends_the_session(tmp_path: Path) -> None:
+    """Each takes 45 µs and an answer as long as itself: 64 KiB held the loop for 0.1 s, and a peer that never reads filled memory."""
+    server = server_side()
+    server.num_tickets = 0  # so that the key updates are the first records under the traffic key
+    server.keylog_filename = str(tmp_path / "keys")
+    conversation = Conversation(TLSContexts().get(PRIVATE), server)
+    assert conversation.handshake() is None
+    assert conversation.server.cipher() == ("TLS_AES_256_GCM_SHA384", "TLSv1.3", 256)
+    log = (tmp_path / "keys").read_text().split()
+    secret = bytes.fromhex(log[log.index("SERVER_TRAFFIC_SECRET_0") + 2])
+    assert conversation.stream.receive(key_updates(secret, 100)) == b"", "a few are lawful"
+    assert conversation.stream.outgoing(), "and answered"
+
+    conversation = Conversation(TLSContexts().get(PRIVATE), server)
+    assert conversation.handshake() is None
+    log = (tmp_path / "keys").read_text().split()
+    secret = bytes.fromhex(log[len(log) - log[::-1].index("SERVER_TRAFFIC_SECRET_0") + 1])
+    with pytest.raises(ssl.SSLError) as caught:
+        conversation.stream.receive(key_updates(secret, 2 * OVERHEAD_FREE))
+    assert tls_reason(caught.value) is Reason.RESPONSE_PROTOCOL_ERROR
+    assert len(conversation.stream.outgoing()) < 1.5 * OVERHEAD_FREE
+
+
+def test_only_a_client_with_a_certificate_shakes_hands_anew() -> None:
+    """In TLS 1.2 a peer's 33 bytes make us begin a handshake of 541; some receivers ask for the certificate that way."""
+    contexts = TLSContexts()
+    assert contexts.get(None).options & ssl.OP_NO_RENEGOTIATION
+    assert contexts.get(PRIVATE).options & ssl.OP_NO_RENEGOTIATION
+    certified = contexts.get(client_profile(CLIENT_CA.issue_cert("client@example.com")))
+    assert not certified.options & ssl.OP_NO_RENEGOTIATION

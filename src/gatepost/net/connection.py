@@ -295,7 +295,7 @@ class Connection:
         FIN is not looked for: it can only cost a stale retry.
         """
         tls = self._tls
-        if tls is not None and tls.eof:
+        if tls is not None and (tls.eof or tls.fault is not None):
             self._end(None)
         elif _queued(self._sock, termios.FIONREAD):
             self._on_readable()
@@ -338,16 +338,21 @@ class Connection:
         except ssl.SSLError as error:
             self._end(tls_reason(error))
             return
-        answer = tls.outgoing()
-        if answer and not self._send_now(answer):
-            return
         if self.user is None:
             if plain or tls.eof:
                 self.keeper.on_idle_event(self)
-            return
-        if plain:
+                return
+        elif plain:
             self.user.on_data(plain)
-        if tls.eof and not self.closed:
+            if self.closed:
+                return
+        # Behind the plaintext: an answer that is here counts, also when the peer takes no more of ours.
+        answer = tls.outgoing()
+        if answer and not self._send_now(answer):
+            return
+        if tls.fault is not None:
+            self._end(tls_reason(tls.fault, data))
+        elif tls.eof:
             self._end(None)
 
     # -------------------------------------------------------------------------------------------------- end

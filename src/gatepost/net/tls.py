@@ -72,6 +72,9 @@ def _build(profile: TLSProfile) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.hostname_checks_common_name = False
     context.set_alpn_protocols(["http/1.1"])
+    if profile.client_cert_pem is None:
+        # In TLS 1.2 a peer could make us begin handshake after handshake. Some ask for the client certificate that way.
+        context.options |= ssl.OP_NO_RENEGOTIATION
     # Explicit on every Python, so that an upgrade changes nothing: 3.13 sets both by default.
     strict = ssl.VERIFY_X509_STRICT if profile.x509_strict else ssl.VerifyFlags(0)
     context.verify_flags = ssl.VERIFY_X509_PARTIAL_CHAIN | ssl.VERIFY_X509_TRUSTED_FIRST | strict
@@ -166,6 +169,7 @@ _BY_OPENSSL_REASON: Final = {
     "SSLV3_ALERT_CERTIFICATE_UNKNOWN": Reason.TLS_CLIENT_CERT_REJECTED,
     "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE": Reason.TLS_CLIENT_CERT_REJECTED,
     "TLSV1_ALERT_ACCESS_DENIED": Reason.TLS_CLIENT_CERT_REJECTED,
+    "TOO_MANY_KEY_UPDATES": Reason.RESPONSE_PROTOCOL_ERROR,
 }
 
 

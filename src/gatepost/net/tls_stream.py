@@ -11,12 +11,19 @@ from typing import Final
 READ_SIZE: Final = 65_536
 WRITE_SIZE: Final = 65_536
 """Plaintext encrypted at a time: bounds what a peer that never reads makes us hold."""
+FEED_SIZE: Final = 4_096
+"""Ciphertext decrypted before the overhead is looked at."""
+OVERHEAD_FREE: Final = 32_768
+OVERHEAD_PER_BYTE: Final = 32
+"""Bytes that may carry no plaintext: a record that is not whole yet (16 KiB), session tickets (up to 4 KiB each), and the frame
+of one-byte records (23 each). A key update has 27 bytes and takes 45 µs and an answer of 27 bytes: a peer that sends nothing
+else would hold the loop and fill our memory."""
 
 
 class TlsStream:
     """One TLS client session. `handshake` and `receive` take ciphertext; `outgoing` gives what must be sent."""
 
-    __slots__ = ("_incoming", "_outgoing", "_session", "eof")
+    __slots__ = ("_credit", "_incoming", "_outgoing", "_session", "eof", "fault")
 
     def __init__(self, context: ssl.SSLContext, server_hostname: str) -> None:
         self._incoming = ssl.MemoryBIO()
@@ -25,6 +32,9 @@ class TlsStream:
         self._session = context.wrap_bio(self._incoming, self._outgoing, server_hostname=server_hostname)
         self.eof = False
         """The peer closed the session (close_notify)."""
+        self.fault: ssl.SSLError | None = None
+        """What ended the session behind plaintext that is good."""
+        self._credit = OVERHEAD_FREE
 
     def handshake(self, data: bytes) -> bool:
         """Go on with the handshake; True when it is done. Raises `ssl.SSLError`."""
@@ -42,22 +52,41 @@ class TlsStream:
         self._session.do_handshake()
 
     def receive(self, data: bytes) -> bytes:
-        """Plaintext in `data`, possibly none (a session ticket is no answer). Sets `eof`; raises `ssl.SSLError`."""
-        self._incoming.write(data)
-        read = self._session.read
+        """Plaintext in `data`, possibly none (a session ticket is no answer). Sets `eof`; raises `ssl.SSLError`.
+
+        When plaintext came before the error, it is returned and the error is kept in `fault`: an answer that is here counts.
+        """
         parts: list[bytes] = []
         try:
-            while True:
-                part = read(READ_SIZE)
-                if not part:
-                    self.eof = True
+            for at in range(0, len(data), FEED_SIZE):
+                piece = data[at : at + FEED_SIZE]
+                self._incoming.write(piece)
+                size = self._read(parts)
+                if self.eof:
                     break
-                parts.append(part)
-        except ssl.SSLWantReadError:
-            pass
-        except ssl.SSLZeroReturnError:
-            self.eof = True
+                self._credit += size * OVERHEAD_PER_BYTE - len(piece)
+                if self._credit < 0:
+                    raise _too_much_overhead()
+        except ssl.SSLError as error:
+            if not parts:
+                raise
+            self.fault = error
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _read(self, parts: list[bytes]) -> int:
+        """Append what can be decrypted; returns its size."""
+        size = 0
+        read = self._session.read
+        try:
+            while part := read(READ_SIZE):
+                parts.append(part)
+                size += len(part)
+        except ssl.SSLWantReadError:
+            return size
+        except ssl.SSLZeroReturnError:
+            pass
+        self.eof = True
+        return size
 
     def encrypt(self, data: bytes | memoryview) -> bytes:
         """Ciphertext of `data`."""
@@ -72,3 +101,9 @@ class TlsStream:
     def alpn(self) -> str | None:
         """The protocol the peer chose, None when it chose none."""
         return self._session.selected_alpn_protocol()
+
+
+def _too_much_overhead() -> ssl.SSLError:
+    error = ssl.SSLError(ssl.SSL_ERROR_SSL, "the peer sends records without content")
+    error.reason = "TOO_MANY_KEY_UPDATES"  # OpenSSL 1.1.1's own name, from when it had such a limit
+    return error
