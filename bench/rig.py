@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from gatepost.dispatch.dispatcher import DispatcherSettings
-
 from gatepost import ClientPolicy, Dispatcher, EgressPolicy
+from gatepost.dispatch.dispatcher import DispatcherSettings
 from gatepost.telemetry import AttemptObservation, DeliveryObservation, OperationalObservation
 
 PAYLOAD: Final = b'{"type":"bench.event","data":"' + b"x" * (1024 - 32) + b'"}'
