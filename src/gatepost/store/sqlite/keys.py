@@ -93,6 +93,16 @@ class KeyIndex:
         self._new.clear()
         self._generation = read_meta(self._connection, "key_generation")
 
+    def settle_before(self, before: int) -> bool:
+        """Whether the keys of all events below `before` are in the table, so that those events may go; if not, see to it.
+
+        Called again after each commit until it says yes.
+        """
+        if self._rounds.covers(before):
+            return True
+        self._rounds.begin()
+        return False
+
     def expire(self, now: int, keep_us: int, limit: int) -> tuple[int, bool]:
         """Delete up to `limit` keys older than `keep_us` (microseconds); returns how many, and whether there are more.
 

@@ -18,6 +18,7 @@ from gatepost.store.sqlite.bulk import where_any, where_in
 from gatepost.store.sqlite.finder import NEWEST
 from gatepost.store.sqlite.operate import purge_dead
 from gatepost.store.sqlite.reader import ReaderThread
+from gatepost.store.sqlite.strips import STRIP_ROWS
 from gatepost.store.sqlite.work import QueueWork
 from gatepost.store.sqlite.writer import WriterThread
 
@@ -149,6 +150,9 @@ class Maintenance:
 
     async def _forget_events(self, before: int, rest: _Budget) -> tuple[int, bool]:
         events = 0
+        # A key that is only in memory is read again from its event after a crash: it must reach its table first.
+        while not await self._writer.call(STRIP_ROWS, self._settle_keys, _first_id_at(before)):
+            pass
         for _ in range(STRETCHES_MAX):
             if rest.exhausted:
                 break
@@ -161,6 +165,9 @@ class Maintenance:
             self._events_at = stretch.end
             rest.spend(len(stretch.ids))
         return events, True
+
+    def _settle_keys(self, _: sqlite3.Connection, before_id: int) -> bool:
+        return self._work.keys.settle_before(before_id)
 
     def _delete_events(self, connection: sqlite3.Connection, ids: Sequence[int]) -> int:
         events = _DELETE_EVENTS.run(connection, ids)

@@ -53,6 +53,10 @@ class Rounds:
         """A round is under way."""
         return self._next is not None
 
+    def covers(self, before: int) -> bool:
+        """Every row with an id below `before` is in the index."""
+        return self._marker >= min(before - 1, self._newest)
+
     def saw(self, newest: int) -> None:
         """Rows up to this id exist."""
         self._newest = max(self._newest, newest)
