@@ -17,6 +17,8 @@ NODE_BITS: Final = 12
 SEQUENCE_BITS: Final = 10
 NODES: Final = 1 << NODE_BITS
 ENDPOINT_BITS: Final = 55
+NUMBER_BITS: Final = 63
+"""What a signed column of a database holds; 13 letters could say 65."""
 
 _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: no i, l, o, u
 _VALUES: Final = {char: value for value, char in enumerate(_ALPHABET)}
@@ -76,14 +78,12 @@ def encode_id(prefix: str, number: int) -> str:
 
 
 def decode_id(prefix: str, text: str) -> int:
-    """The number behind a public word. Raises `ValueError` naming the expected form."""
+    """The number behind a public word. Raises `ValueError` naming the expected form, also for numbers that no id can have."""
     body = text.removeprefix(prefix)
-    if body == text or len(body) != _DIGITS:
-        raise ValueError(f"{text[:40]!r} is not an id of the form {prefix}{'x' * _DIGITS}")
-    number = 0
-    for char in body:
-        value = _VALUES.get(char)
-        if value is None:
-            raise ValueError(f"{text[:40]!r} is not an id of the form {prefix}{'x' * _DIGITS}")
-        number = number << 5 | value
-    return number
+    if body != text and len(body) == _DIGITS and _VALUES.keys() >= set(body):
+        number = 0
+        for char in body:
+            number = number << 5 | _VALUES[char]
+        if not number >> (ENDPOINT_BITS if prefix == ENDPOINT else NUMBER_BITS):
+            return number
+    raise ValueError(f"{text[:40]!r} is not an id of the form {prefix}{'x' * _DIGITS}")
