@@ -57,9 +57,17 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
     ClientPolicy()  # warns of nothing
 
 
+@pytest.mark.parametrize("name", SWITCHES)
+@pytest.mark.parametrize("value", ["false", "no", 0, 1, None])
+def test_a_switch_is_true_or_false(name: str, value: object) -> None:
+    """ "false" is true in Python: require_complete_body="false" would turn deliveries that succeeded into failures."""
+    with pytest.raises(ConfigurationError, match=f"{name}=.*write True or False"):
+        policy(**{name: value})
+
+
 @pytest.mark.parametrize("name", SECONDS)
 @pytest.mark.parametrize(
-    "value", [-1.0, -0.001, math.nan, math.inf, -math.inf, LONGEST + 1, "3", True, b"1", [1.0], 1j]
+    "value", [10**400, -1.0, -0.001, math.nan, math.inf, -math.inf, LONGEST + 1, "3", True, b"1", [1.0], 1j]
 )
 def test_a_limit_that_is_no_length_of_time_is_refused(name: str, value: object) -> None:
     """Infinity and None are how timeouts go missing; NaN compares false with everything and so never fires."""

@@ -41,6 +41,7 @@ _COUNTS: Final = (
     "max_interim_responses",
     "redirect_limit",
 )
+_SWITCHES: Final = ("follow_redirects", "redirect_cross_origin", "require_complete_body")
 _OPTIONAL: Final = frozenset({"dns_timeout", "tls_timeout", "total_timeout"})
 _MAY_BE_ZERO: Final = frozenset({"dns_ttl", "keepalive_expiry", "max_response_body", "max_interim_responses"})
 LONGEST: Final = 86_400.0
@@ -94,6 +95,10 @@ class ClientPolicy:
             _check_seconds(name, getattr(self, name))
         for name in _COUNTS:
             _check_count(name, getattr(self, name))
+        for name in _SWITCHES:
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise ConfigurationError(f"{name}={value!r}: write True or False")
         for name in ("dns_timeout", "tls_timeout"):
             value = getattr(self, name)
             if value is not None and value > self.connect_timeout:
@@ -183,12 +188,12 @@ def _check_seconds(name: str, value: object) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigurationError(f"{name}={value!r}: write seconds as a number, for example {name}=3.0")
+    if value > LONGEST:  # first, because an int may be too large to be asked whether it is NaN
+        raise ConfigurationError(f"{name}={value}: write at most {LONGEST:.0f} (a day)")
     if math.isnan(value) or value < 0 or (value == 0 and name not in _MAY_BE_ZERO):
         raise ConfigurationError(
             f"{name}={value}: a limit is a positive number of seconds, for example {name}=3.0; there is no 'never'"
         )
-    if value > LONGEST:
-        raise ConfigurationError(f"{name}={value}: write at most {LONGEST:.0f} (a day)")
 
 
 def _check_count(name: str, value: object) -> None:
