@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
 from typing import Any
 
 import pytest
@@ -36,7 +37,9 @@ def test_the_system_clock_is_the_default() -> None:
     assert 9 < Deadline.after(10).remaining() <= 10
 
 
-@pytest.mark.parametrize("seconds", [-0.001, float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize(
+    "seconds", [-0.001, float("nan"), float("inf"), float("-inf"), sys.float_info.max, 10**400, 1.1e9]
+)
 def test_negative_and_endless_deadlines_are_refused(seconds: float) -> None:
     """They mean "no timeout" to half of all libraries."""
     with pytest.raises(ValueError, match=r"for example 0\.5"):

@@ -14,6 +14,8 @@ from gatepost.clock import SYSTEM_CLOCK, Clock
 from gatepost.errors import ConfigurationError, GatepostError
 
 NANOSECONDS: Final = 1_000_000_000
+SECONDS_MAX: Final = 1e9
+"""Longest deadline, 31 years: what comes near to the largest float is meant as "none", and locks cannot wait for that long."""
 CHAIN_MAX: Final = 16
 """Limits remembered for error texts: the outermost, then the innermost ones. Recursion must not grow a chain for ever."""
 
@@ -157,7 +159,7 @@ def check_seconds(seconds: float) -> None:
     """Raise `TypeError` or `ValueError` unless `seconds` can be the length of a deadline."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         raise TypeError(f"a deadline of {seconds!r}: write seconds as a number, for example 0.5")
-    if not (math.isfinite(seconds) and seconds >= 0):
+    if not 0 <= seconds <= SECONDS_MAX:  # false for NaN too
         raise ValueError(
             f"a deadline of {seconds!r} s: write seconds from 0, for example 0.5; for no deadline, open no scope"
         )
