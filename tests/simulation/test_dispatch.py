@@ -913,3 +913,20 @@ def test_it_must_be_opened_before_use() -> None:
             await gp.publish("a.b", b"")
 
     simulate(main)
+
+
+def test_publishers_in_a_closed_loop_never_stall() -> None:
+    """A storing task that has looked at the queue for the last time must not be counted on by the next publisher."""
+
+    async def main(sim: Simulation) -> None:
+        async with sim.dispatcher() as gp:
+
+            async def publisher() -> None:
+                for _ in range(20):
+                    await gp.publish("a.b", b"")
+
+            begin = sim.clock.monotonic()
+            await asyncio.gather(*(publisher() for _ in range(128)))
+            assert sim.clock.monotonic() - begin < 1.0
+
+    simulate(main)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from logging import getLogger
 from typing import Any, Final
 
 from gatepost.clock import SYSTEM_CLOCK, SYSTEM_ENTROPY, Clock, Entropy
@@ -46,12 +47,15 @@ from gatepost.store.port import Store
 from gatepost.store.rows import EnqueueResult, OutboxEvent, Retention, Row
 from gatepost.telemetry import Observer
 from gatepost.wire.egress import EgressPolicy
+from gatepost.wire.payload import payload_bytes
 
 SLOTS: Final = 200
 """Attempts in flight in one process, as many as the client has connections by default."""
 SLOTS_MAX: Final = 16_384
 TEST_TYPE: Final = "gatepost.test"
 """Event type of `endpoints.test`."""
+
+_log = getLogger("gatepost.dispatch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +129,13 @@ class Dispatcher:
         self.store: Final = store
         self.client: Final = client
         self._policy = client.policy
+        if self.settings.slots > client.policy.max_connections:
+            _log.warning(
+                "slots=%d is more than max_connections=%d: attempts will wait for connections; write slots=%d, or raise max_connections",
+                self.settings.slots,
+                client.policy.max_connections,
+                client.policy.max_connections,
+            )
         self._clock = clock
         self._store_time = StoreTime(clock)
         node = node or f"{os.getpid()}-{entropy.token(4).hex()}"
@@ -365,8 +376,8 @@ class Dispatcher:
         return DispatcherStatistics(
             running=self._supervisor.running,
             scheduler=self._scheduler.statistics(),
-            attempts=self._worker.counts,
-            intake=self._ready_intake().statistics,
+            attempts=replace(self._worker.counts),
+            intake=replace(self._ready_intake().statistics),
             results_waiting=len(self._settle),
             store_failing=self._settle.failing,
             body_bytes=self._bodies.bytes,
@@ -420,7 +431,7 @@ class Dispatcher:
         """One signed attempt outside the queue."""
         listed = Listed(endpoint, self._policy, self.client.egress)
         now_us = self._clock.wall_us()
-        body = b'{"type":"gatepost.test","data":{"endpoint":"' + endpoint.id.encode() + b'"}}'
+        body = payload_bytes({"type": TEST_TYPE, "data": {"endpoint": endpoint.id}})
         webhook_id = encode_id(EVENT, now_us)
         return await self.client.deliver(
             endpoint.url,

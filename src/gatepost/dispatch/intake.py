@@ -87,6 +87,8 @@ class Intake:
         self._unanswered: dict[_Waiting, None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._storing = 0
+        """Tasks that will look at the queue again before they end. A task in `_tasks` may have looked for the last time."""
         self.statistics = IntakeStatistics()
 
     async def publish(self, draft: EventDraft) -> Receipt:
@@ -176,7 +178,8 @@ class Intake:
         waiting = _Waiting(event, loop.create_future(), loop.time() + self._publish_timeout)
         self._queue.append(waiting)
         self._queue_bytes += size
-        if len(self._tasks) < BATCHES_AT_ONCE:
+        if self._storing < BATCHES_AT_ONCE:
+            self._storing += 1
             # The batch belongs to a task of its own: a publisher that is cancelled must not take others' events with it,
             # and what was stored must be handed over whoever still waits.
             task = loop.create_task(self._store_batches(), name="gatepost intake")
@@ -220,19 +223,24 @@ class Intake:
         return Overloaded(f"the store did not answer within {self._publish_timeout:g} s; {stored}", retry_after=1.0)
 
     async def _store_batches(self) -> None:
-        while self._queue:
-            batch = self._take_batch()
-            events = [waiting.event for waiting in batch]
-            try:
-                results = await self._store.enqueue(events)
-            except Exception as error:  # noqa: BLE001 - it belongs to the publishers, and is raised there
-                for waiting in batch:
-                    _fail(waiting, error)
-                continue
-            self._stored(events, results)
-            for waiting, result in zip(batch, results, strict=True):
-                if not waiting.future.done():
-                    waiting.future.set_result(result)
+        try:
+            while self._queue:
+                await self._store_batch(self._take_batch())
+        finally:
+            self._storing -= 1
+
+    async def _store_batch(self, batch: list[_Waiting]) -> None:
+        events = [waiting.event for waiting in batch]
+        try:
+            results = await self._store.enqueue(events)
+        except Exception as error:  # noqa: BLE001 - it belongs to the publishers, and is raised there
+            for waiting in batch:
+                _fail(waiting, error)
+            return
+        self._stored(events, results)
+        for waiting, result in zip(batch, results, strict=True):
+            if not waiting.future.done():
+                waiting.future.set_result(result)
 
     def _take_batch(self) -> list[_Waiting]:
         batch: list[_Waiting] = []

@@ -34,9 +34,9 @@ class StoreTime:
 
     def __call__(self) -> int:
         elapsed = (self._monotonic_ns() - self._base_ns) // 1_000
-        if self._ahead_us:
-            elapsed -= min(elapsed // 2, self._ahead_us)
-        return self._base_us + elapsed
+        if not self._ahead_us:
+            return self._base_us + elapsed
+        return self._base_us + elapsed - min(elapsed // 2, self._ahead_us)
 
     @property
     def trusted(self) -> bool:

@@ -102,19 +102,25 @@ class Supervisor:
     def run_in_background(self) -> None:
         """`run` as a task."""
         self._background = self._own(self.run(), "gatepost dispatcher")
+        self._background.add_done_callback(self._background_ended)
+
+    def _background_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("the dispatcher stopped; nothing is delivered any more", exc_info=error)
+            self._notices.trouble("dispatcher_stopped", error)
 
     async def drain(self, grace: float | None) -> None:
         """End `run` in order; returns when it has ended."""
+        if self._background is not None and not self.running:
+            await asyncio.sleep(0)  # it may not have begun yet
         if grace is not None:
             self._grace = grace
-        if self._grace < self._attempt_budget:
+        if self.running and self._grace < self._attempt_budget:
             _log.warning(
                 "grace of %g s is shorter than the attempt budget of %g s: attempts may be cut short and made again",
                 self._grace,
                 self._attempt_budget,
             )
-        if self._background is not None and not self.running:
-            await asyncio.sleep(0)  # it has not begun yet
         self._stop.set()
         if self.running:
             await self._ended.wait()
