@@ -1,6 +1,7 @@
 """The records that users own: endpoints, tenants, API keys, and the receipt of a publish. Frozen; every change is a new generation.
 
-They hold settings and check them; they decide nothing. Stores persist them, dispatch and service read them.
+They hold settings, check none (`dispatch.endpoint_rules` does) and decide nothing. Stores persist them, dispatch and service
+read them.
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ class Endpoint:
     id: str
     """Public id, `ep_…`."""
     tenant: str
-    url: str
+    url: str = field(repr=False)
+    """Not shown by `repr`: path and query often hold the receiver's token."""
     event_types: tuple[str, ...] = ("*",)
     """Exact types, or shell-style patterns such as `invoice.*`; `*` takes everything."""
     description: str = ""
