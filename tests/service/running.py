@@ -44,7 +44,8 @@ def settings_for(tmp_path: Path, **changes: Any) -> Settings:
         policy=POLICY,
         egress=EGRESS,
         slots=64,
-        shutdown_grace=3.0,
+        shutdown_grace=3.6,
+        max_loop_lag=60.0,
     )
     return replace(base, **changes)
 

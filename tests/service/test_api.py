@@ -325,6 +325,30 @@ async def test_paths_and_methods_that_do_not_exist_are_problems_too(tmp_path: Pa
         assert "Content-Type: application/json" in document["detail"]
 
 
+async def test_a_process_that_cannot_keep_up_refuses_events_and_says_when_to_come_back(tmp_path: Path) -> None:
+    """Deliveries first: what was promised yesterday goes before what is asked for now."""
+    async with api(tmp_path, max_loop_lag=2.0) as service:
+        for _ in range(50):
+            service.running.dispatcher.lag.sample(3.0, 0)
+        event = {"type": "a", "payload": 1}
+        answer = await service.client.post("/v1/events", json=event)
+        assert (answer.status_code, answer.json()["code"], answer.headers["retry-after"]) == (503, "overloaded", "1")
+        ready = await service.client.get("/readyz")
+        assert (ready.status_code, ready.json()["checks"]["event_loop"]["ok"]) == (503, False)
+        assert await ok(service.client.get("/healthz")) == {"status": "ok"}
+        service.running.dispatcher.lag.window.clear()
+        await ok(service.client.post("/v1/events", json=event), 202)
+
+
+async def test_a_process_on_its_way_out_refuses_events(tmp_path: Path) -> None:
+    """A kept connection outlives the listener; the answer must send its client elsewhere."""
+    async with api(tmp_path) as service:
+        service.running.service.draining = True
+        document = await problem(service.client.post("/v1/events", json={"type": "a", "payload": 1}), 503, "overloaded")
+        assert "shutting down" in document["detail"]
+        assert (await service.client.get("/readyz")).status_code == 503
+
+
 async def test_health_readiness_and_metrics_answer(tmp_path: Path) -> None:
     """What a platform asks before it sends traffic."""
     async with api(tmp_path) as service:

@@ -131,6 +131,7 @@ async def open_service(
             keys=keys,
             metrics=metrics,
             max_payload=settings.max_payload,
+            max_loop_lag=settings.max_loop_lag,
             logs=logs,
             metrics_public=settings.metrics.public,
             clock=clock,
@@ -200,6 +201,7 @@ async def _serve(settings: Settings, logs: Logs, ready: Callable[[Running], None
             stopping = _start(stop.wait(), "stop")
             await asyncio.wait({stopping, running.serving}, return_when=asyncio.FIRST_COMPLETED)
             stopping.cancel()
+            failed = not stop.is_set()
             statistics = running.dispatcher.client.statistics()
             logs.entry(
                 "info",
@@ -208,6 +210,8 @@ async def _serve(settings: Settings, logs: Logs, ready: Callable[[Running], None
                 in_flight=statistics.in_flight,
                 grace_s=settings.grace,
             )
+        if failed:
+            raise GatepostError("the HTTP server ended by itself; what was accepted is settled or stored")
         logs.entry("info", "stopped", "everything settled")
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -77,6 +77,9 @@ class Settings:
     """Seconds; None: the attempt budget of `policy`."""
     max_payload: int = 1_048_576
     publish_timeout: float = 5.0
+    max_loop_lag: float = 0.1
+    """Seconds of lateness above which events are refused. Wider than what holds back new attempts (20 ms), since the commits
+    of a busy ingest alone make a loop that late, and a refusal costs the producer a round trip."""
     retention: Retention = field(default_factory=Retention)
     admin_key: Secret | None = None
     keys: tuple[Secret, ...] = ()
@@ -128,6 +131,7 @@ def load_settings(
         shutdown_grace=None if grace is None else _positive("dispatch.shutdown_grace", grace),
         max_payload=_positive("ingest.max_payload", _get(given, "ingest.max_payload")),
         publish_timeout=_positive("ingest.publish_timeout", _get(given, "ingest.publish_timeout")),
+        max_loop_lag=_positive("ingest.max_loop_lag", _get(given, "ingest.max_loop_lag")),
         retention=retention,
         admin_key=_admin_key(given),
         keys=_store_keys(given),

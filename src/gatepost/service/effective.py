@@ -72,6 +72,7 @@ def limit_rows(settings: Settings) -> list[LimitRow]:
     rows.append(_row(settings, "dispatch.shutdown_grace", settings.grace, "derived: the attempt budget"))
     rows.append(_row(settings, "ingest.max_payload", settings.max_payload, "built-in"))
     rows.append(_row(settings, "ingest.publish_timeout", settings.publish_timeout, "built-in"))
+    rows.append(_row(settings, "ingest.max_loop_lag", settings.max_loop_lag, "built-in"))
     for name in ("events", "attempts", "dead_letters", "idempotency"):
         rows.append(_row(settings, f"retention.{name}", getattr(settings.retention, name), "built-in"))
     return rows

@@ -121,6 +121,12 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     Setting("listen.port", Kind.COUNT, 8080, "Port to listen on; 0 takes a free one."),
     Setting("ingest.max_payload", Kind.COUNT, 1_048_576, "Bytes of one event's payload; more is answered with 413."),
     Setting("ingest.publish_timeout", Kind.SECONDS, 5.0, "How long a publish may wait for the store."),
+    Setting(
+        "ingest.max_loop_lag",
+        Kind.SECONDS,
+        0.1,
+        "While the event loop runs later than this (p99 of a second), events are answered with 503: deliveries go first.",
+    ),
     Setting("dispatch.slots", Kind.COUNT, None, "Attempts in flight at once."),
     Setting("dispatch.shutdown_grace", Kind.SECONDS, None, "How long a drain waits for attempts in flight."),
     *_of_dataclass("policy", ClientPolicy, POLICY_HELP),

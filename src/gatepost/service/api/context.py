@@ -30,6 +30,8 @@ class Service:
     keys: KeyRing
     metrics: Metrics
     max_payload: int
+    max_loop_lag: float
+    """Seconds; events are refused while the loop runs later."""
     logs: Logs | None = None
     metrics_public: bool = False
     clock: Clock = SYSTEM_CLOCK

@@ -33,6 +33,8 @@ BATCH_BYTES_MAX: Final = 16 * 1_048_576
 """A batch's body, whatever the payload limit: several at once must fit into memory."""
 DRAIN_RETRY_AFTER: Final = 5.0
 """Seconds until another process, or this one restarted, is likely to answer."""
+LATE_RETRY_AFTER: Final = 1.0
+"""Seconds over which the lateness is taken."""
 HELD_BYTES_MAX: Final = 128 * 1_048_576
 """Bodies being read or stored at once; the dispatcher's cache of bodies has as much again."""
 HELD_RETRY_AFTER: Final = 1.0
@@ -80,6 +82,10 @@ class Ingest:
         caller = await self._service.keys.caller_of(headers)
         if self._service.draining:
             raise Problem("overloaded", "this process is shutting down", retry_after=DRAIN_RETRY_AFTER)
+        if self._service.dispatcher.lag.window.p99 > self._service.max_loop_lag:
+            raise Problem(
+                "overloaded", "this process cannot keep up; deliveries go first", retry_after=LATE_RETRY_AFTER
+            )
         announced = headers.get("content-length", "")
         size = int(announced) if announced.isdecimal() else limit
         if size > limit:
