@@ -9,7 +9,7 @@ import os
 import sqlite3
 from typing import Final
 
-from gatepost.errors import StoreError, StoreFull
+from gatepost.errors import ConfigurationError, StoreError, StoreFull
 
 BUSY_TIMEOUT: Final = 5.0
 """Seconds to wait for another process's transaction. Those last milliseconds; 5 s means that something is stuck."""
@@ -25,7 +25,7 @@ STATEMENTS_CACHED: Final = 256
 
 
 def connect(path: str | os.PathLike[str], *, query_only: bool = False) -> sqlite3.Connection:
-    """A connection with explicit transactions, usable from the thread that will own it. Raises `StoreError`."""
+    """A connection with explicit transactions, usable from the thread that will own it. Raises `StoreError`, `ConfigurationError`."""
     try:
         connection = sqlite3.connect(
             path,
@@ -35,7 +35,7 @@ def connect(path: str | os.PathLike[str], *, query_only: bool = False) -> sqlite
             cached_statements=STATEMENTS_CACHED,
         )
     except sqlite3.Error as error:
-        raise store_error(error, path) from error
+        raise opening_error(error, path) from error
     try:
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
@@ -46,8 +46,15 @@ def connect(path: str | os.PathLike[str], *, query_only: bool = False) -> sqlite
             connection.execute("PRAGMA query_only = ON")
     except sqlite3.Error as error:
         connection.close()
-        raise store_error(error, path) from error
+        raise opening_error(error, path) from error
     return connection
+
+
+def opening_error(error: sqlite3.Error, path: str | os.PathLike[str]) -> ConfigurationError | StoreError:
+    """What is raised when a file does not open: the wrong kind of file is the configuration's fault."""
+    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_NOTADB:
+        return ConfigurationError(f"{os.fspath(path)} is not an SQLite file: give Gatepost a file of its own")
+    return store_error(error, path)
 
 
 def store_error(error: sqlite3.Error, path: str | os.PathLike[str]) -> StoreError:

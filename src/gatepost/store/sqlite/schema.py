@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from gatepost.clock import Clock
 from gatepost.errors import ConfigurationError, SchemaMismatch, StoreError
-from gatepost.store.sqlite.connection import BUSY_TIMEOUT, is_busy, store_error
+from gatepost.store.sqlite.connection import BUSY_TIMEOUT, is_busy, opening_error
 
 OLDEST_SQLITE: Final = (3, 37, 0)
 """STRICT tables (2021-11); RETURNING, upsert and JSON are older."""
@@ -62,7 +62,7 @@ def prepare(connection: sqlite3.Connection, path: str | os.PathLike[str], clock:
         except sqlite3.Error as error:
             # Two processes that create the same file meet here: switching to WAL does not wait for the other by itself.
             if not is_busy(error) or clock.monotonic() >= give_up_at:
-                raise _refusal(error, path) from error
+                raise opening_error(error, path) from error
         threading.Event().wait(_RETRY_PAUSE)
 
 
@@ -132,9 +132,3 @@ def _statements(script: str) -> list[str]:
 
 def _number(connection: sqlite3.Connection, query: str) -> int:
     return int(connection.execute(query).fetchone()[0])
-
-
-def _refusal(error: sqlite3.Error, path: str | os.PathLike[str]) -> Exception:
-    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_NOTADB:
-        return ConfigurationError(f"{os.fspath(path)} is not an SQLite file: give Gatepost a file of its own")
-    return store_error(error, path)

@@ -31,7 +31,7 @@ class SpaceGuard:
     __slots__ = (
         "_connection",
         "_directory",
-        "_full",
+        "_disk_refusal",
         "_look_at",
         "_max_pages",
         "_page_bytes",
@@ -57,39 +57,40 @@ class SpaceGuard:
             pages = max(1, max_bytes // self._page_bytes)
             self._max_pages = connection.execute(f"PRAGMA max_page_count = {pages}").fetchone()[0]
         self._look_at = 0.0
-        self._full: StoreFull | None = None
+        self._disk_refusal: str | None = None
 
     def check(self) -> None:
         """Raises `StoreFull` when there is no room for new events."""
         now = SYSTEM_CLOCK.monotonic()
         if now >= self._look_at:
             self._look_at = now + _LOOK_INTERVAL
-            self._full = self._look()
-        if self._full is None and self._max_pages is not None:
-            self._full = self._look_inside(self._max_pages)
-        if self._full is not None:
-            raise StoreFull(*self._full.args)
+            self._disk_refusal = self._look()
+        refusal = self._disk_refusal
+        if refusal is None and self._max_pages is not None:
+            refusal = self._look_inside(self._max_pages)
+        if refusal is not None:
+            raise StoreFull(refusal)
 
-    def _look(self) -> StoreFull | None:
+    def _look(self) -> str | None:
         try:
             disk = os.statvfs(self._directory)
         except OSError:
             return None  # a directory in trouble: the write itself will say so
         return self._judge(disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize, f"the disk of {self._path}")
 
-    def _look_inside(self, max_pages: int) -> StoreFull | None:
+    def _look_inside(self, max_pages: int) -> str | None:
         pages = self._connection.execute("PRAGMA page_count").fetchone()[0]
         unused = self._connection.execute("PRAGMA freelist_count").fetchone()[0]
         free = (max_pages - pages + unused) * self._page_bytes
         return self._judge(free, max_pages * self._page_bytes, f"{self._path} within its max_bytes")
 
-    def _judge(self, free: int, total: int, where: str) -> StoreFull | None:
+    def _judge(self, free: int, total: int, where: str) -> str | None:
         reserve = self._reserve_bytes
         if reserve is None:
             reserve = min(int(total * RESERVE_SHARE), RESERVE_MAX_BYTES)
         if free >= reserve:
             return None
-        return StoreFull(
+        return (
             f"{where} has {free:,} bytes free, {reserve:,} are kept for finishing deliveries: no new events until there is "
             "more room; free disk space or shorten retention"
         )

@@ -165,8 +165,10 @@ class WriterThread:
         return self.submit(Kind.CALL, (function, args, kwargs), rows)
 
     def watch(self, on_foreign_commit: Callable[[], None]) -> None:
-        """From now on call this (in the writer's thread) soon after another process has committed."""
+        """From now on call this (in the writer's thread) soon after another process has committed, and once at first."""
         self._foreign_commit = on_foreign_commit
+        # The thread may be waiting without a limit: an operation that nobody wants any more makes it look around.
+        self.submit(Kind.CALL, None, 0).cancel()
 
     def statistics(self) -> WriterStatistics:
         """A snapshot."""
