@@ -10,7 +10,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from docs.page_api import render_api
 from docs.page_decisions import render_decisions
+from docs.page_metrics import render_metrics
 from docs.page_outcomes import render_outcomes
 from docs.page_settings import render_settings
 from docs.tables import COMMAND
@@ -20,6 +22,8 @@ PAGES = {
     REFERENCE / "outcomes.md": render_outcomes,
     REFERENCE / "decisions.md": render_decisions,
     REFERENCE / "settings.md": render_settings,
+    REFERENCE / "api.md": render_api,
+    REFERENCE / "metrics.md": render_metrics,
 }
 
 

@@ -32,7 +32,7 @@ GAUGES: Final[Mapping[str, str]] = {
     "gatepost_oldest_attempt_seconds": "How long the oldest attempt in flight has lasted.",
     "gatepost_results_waiting": "Results of attempts that are not stored yet.",
     "gatepost_event_loop_lag_seconds": "How late the event loop ran at worst in the last second.",
-    "gatepost_event_loop_late": "1 while the loop is so late that no more attempts start.",
+    "gatepost_event_loop_late": "1 while the loop is late and new attempts are held back.",
     "gatepost_queue_waiting": "Deliveries waiting, due or not.",
     "gatepost_queue_buffered": "Waiting deliveries that are in memory.",
     "gatepost_queue_dead": "Dead letters kept.",

@@ -29,10 +29,8 @@ _DESCRIPTION = (
 
 def create_api(service: Service) -> ingest.Ingest:
     """The ASGI application over `service`."""
-    app = FastAPI(title=_TITLE, docs_url=None, redoc_url=None, openapi_url="/openapi.json")
+    app = _framework()
     app.state.service = service
-    for module in (endpoints, deliveries, dead_letters, tenants, health):
-        app.include_router(module.router)
     app.add_exception_handler(Problem, _answer_problem)
     app.add_exception_handler(GatepostError, _answer_error)
     app.add_exception_handler(RequestValidationError, _answer_validation)
@@ -47,6 +45,18 @@ def create_api(service: Service) -> ingest.Ingest:
 
     app.openapi = openapi  # type: ignore[method-assign]  # the documented way to extend the document
     return ingest.Ingest(service, app)
+
+
+def openapi_document() -> dict[str, Any]:
+    """The OpenAPI document, without a service to serve it: for the reference pages and client generators."""
+    return _document(_framework())
+
+
+def _framework() -> FastAPI:
+    app = FastAPI(title=_TITLE, docs_url=None, redoc_url=None, openapi_url="/openapi.json")
+    for module in (endpoints, deliveries, dead_letters, tenants, health):
+        app.include_router(module.router)
+    return app
 
 
 def _document(app: FastAPI) -> dict[str, Any]:

@@ -45,7 +45,7 @@ CODES: Final[Mapping[str, tuple[int, str]]] = {
     "invalid_request": (422, "A field is missing, unknown or impossible."),
     "rate_limited": (429, "The tenant is over one of its limits."),
     "internal_error": (500, "A fault of ours; the log has more."),
-    "overloaded": (503, "The event was not accepted and nothing was stored."),
+    "overloaded": (503, "The event was not accepted; publish it again, with the same idempotency key."),
     "store_failing": (503, "The store cannot do its work."),
 }
 """Each code, its status and its meaning; the reference page lists them."""
