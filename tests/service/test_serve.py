@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import signal
 import socket
 import subprocess
@@ -80,6 +82,36 @@ def test_a_drain_lets_the_attempt_in_flight_finish_and_settles_it(tmp_path: Path
         assert page["items"][0]["endpoint_id"] == endpoint["id"]
         service.signal(signal.SIGINT)
         assert service.wait() == 0
+
+
+def test_no_secret_reaches_log_or_metrics(tmp_path: Path) -> None:
+    """Logs are copied to where nobody guards them: no signing secret, header value, payload, path or query."""
+    canary = "canary7391"
+    secret = "whsec_" + base64.b64encode(canary.encode() * 3).decode()
+    with served(tmp_path) as service, socket.socket() as refusing:
+        refusing.bind(("127.0.0.1", 0))
+        port = refusing.getsockname()[1]
+        for host, path in ((f"127.0.0.1:{port}", canary), (f"127.0.0.1:{port}", f"in?token={canary}")):
+            body = {
+                "url": f"http://{host}/{path}",
+                "secret": secret,
+                "headers": {"X-Token": canary},
+                "schedule": [0, 0.05],
+            }
+            assert httpx.post(f"{service.url}/v1/endpoints", json=body).status_code == 201
+        httpx.post(f"{service.url}/v1/events", json={"type": "a", "payload": {"card": canary}})
+        while sum(line["event"] == "attempt" for line in service.lines) < 4:
+            service.wait_for("attempt")
+        endpoint = httpx.get(f"{service.url}/v1/endpoints").json()["items"][0]["id"]
+        httpx.post(f"{service.url}/v1/endpoints/{endpoint}/test")
+        metrics = httpx.get(f"{service.url}/metrics").text
+        assert f"127.0.0.1:{port}" in metrics
+        assert canary not in metrics
+        service.signal(signal.SIGTERM)
+        assert service.wait() == 0
+        said = json.dumps(service.lines) + "".join(service.other)
+        assert canary not in said
+        assert secret not in said
 
 
 def test_a_second_signal_leaves_at_once_and_the_event_is_not_lost(tmp_path: Path) -> None:
