@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import sqlite3
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -125,7 +126,7 @@ async def measure_pages(store: SqliteStore, endpoints: Sequence[int]) -> float:
     return (time.perf_counter() - at) / 40 * 1e3
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> int:
     """Parse, run, print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=1_000, help="batches measured")
@@ -136,7 +137,7 @@ def main() -> None:
         "--directory", type=Path, default=None, help="where the file goes; default: the temporary directory"
     )
     parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(dir=options.directory) as directory:
         figures = asyncio.run(
             measure(
@@ -154,7 +155,8 @@ def main() -> None:
     else:
         for name, value in {**setup, **figures}.items():
             print(f"{name:<30}{value}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
