@@ -112,7 +112,7 @@ class SecretBox:
         """
         file = Path(f"{os.fspath(path)}.key")
         if not file.exists():
-            _create_private(file, cls.new_key(entropy) + "\n")
+            _create_private(file, cls.new_key(entropy) + "\n", entropy)
         mode = stat.S_IMODE(file.stat().st_mode)
         if mode & 0o077:
             raise ConfigurationError(f"{file} may be read by others (mode {mode:o}): run chmod 600 {file}")
@@ -160,9 +160,9 @@ def _decode(encoded: str) -> bytes | None:
         return None
 
 
-def _create_private(file: Path, text: str) -> None:
+def _create_private(file: Path, text: str, entropy: Entropy) -> None:
     """Create a file of mode 0600 whole or not at all; when another process was first, its file stays."""
-    draft = file.with_name(f"{file.name}.{os.getpid()}")
+    draft = file.with_name(f"{file.name}.{entropy.token(4).hex()}")
     try:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:

@@ -66,11 +66,11 @@ class SqliteRegistry:
 
     async def tenants(self, after: str | None, limit: int) -> Page[Tenant]:
         check_limit(limit)
-        start = decode_text(after)
+        start = decode_text(after) or ""
 
         def query(connection: sqlite3.Connection) -> Page[Tenant]:
             rows = connection.execute(
-                "SELECT document FROM tenant WHERE ?1 IS NULL OR name > ?1 ORDER BY name LIMIT ?2", (start, limit + 1)
+                "SELECT document FROM tenant WHERE name > ? ORDER BY name LIMIT ?", (start, limit + 1)
             )
             found = [tenant_from_document(row[0]) for row in rows]
             return text_page(found, [tenant.name for tenant in found], limit)
