@@ -1,4 +1,4 @@
-"""The store alone, under the name the command line has for it: `gatepost bench queue` is `python -m bench.store_cost`."""
+"""The store alone, under the name the command line has for it: `gatepost bench queue` is `python -m bench.store_cost`."""  # noqa: A005 - the command has this name
 
 from __future__ import annotations
 
