@@ -157,6 +157,14 @@ class Receiver:
 
     async def aclose(self) -> None:
         """Stop listening, close what is open, flush the ledger file."""
+        # What was accepted in this very turn must become a connection first: asyncio loses its socket when the server is
+        # closed before.
+        loop = asyncio.get_running_loop()
+        for server in self._servers:
+            for listener in server.sockets:
+                loop.remove_reader(listener.fileno())
+        for _ in range(3):
+            await asyncio.sleep(0)
         for server in self._servers:
             server.close()
         for connection in tuple(self._connections):
