@@ -41,6 +41,7 @@ from gatepost.net.tls import TLSContexts, TLSProfile
 from gatepost.telemetry import AttemptObservation, Observer, OperationalObservation
 from gatepost.wire.egress import Denied, EgressPolicy, Target, check_url
 from gatepost.wire.payload import payload_bytes
+from gatepost.wire.phases import PHASES
 from gatepost.wire.request import request_head, static_head
 
 USER_AGENT: Final = "gatepost/0.1"
@@ -388,7 +389,8 @@ class DispatchClient:
         if self._forks != _forks:  # the parent's sockets and selector are not ours to touch
             raise RuntimeError("this DispatchClient was made before a fork: close it in the process that made it")
         self._closed = True
-        for flight in list(self.flights):
+        # Those that wait go first: a slot that comes free must not start, let alone send, anything.
+        for flight in sorted(self.flights, key=lambda flight: PHASES.index(flight.phase)):
             flight.cancel_by_client()
         self.pool.close()
         self.sweeper.stop()

@@ -423,7 +423,7 @@ class Flight:
         client.stale_retry_count += 1
         self._resolve(now)  # the slot stays ours
 
-    def _read_all(self, reader: ResponseReader) -> None:
+    def _read_all(self, reader: ResponseReader, lagged: bool = False) -> None:
         """The response is over, one way or another."""
         self._next(READ)
         if reader.fault is not None:
@@ -434,7 +434,7 @@ class Flight:
         if self._early and self._reused and 200 <= head.status < 300:
             self._end(End.FAULT, Reason.RESPONSE_UNSOLICITED)
             return
-        self._end(End.RESPONSE, _FAULT_REASON[reader.body_fault])
+        self._end(End.RESPONSE, _FAULT_REASON[reader.body_fault], lagged)
 
     # ------------------------------------------------------------------------------------------------- ends
 
@@ -447,7 +447,7 @@ class Flight:
         if reader is not None and reader.head is not None:
             # The head is whole: the status stands, whatever limit cut the body.
             reader.time_out()
-            self._end(End.RESPONSE, Reason.RESPONSE_TIMEOUT, lagged=lagged)
+            self._read_all(reader, lagged)
         elif self._write_fault is not None:
             self._end(End.FAULT, self._write_fault, lagged=lagged)
         elif self._deadline_at <= min(self._phase_at, self._total_at):
@@ -477,8 +477,13 @@ class Flight:
         self._cancel(Reason.CANCELLED)
 
     def cancel_by_client(self) -> None:
-        """The client closes; whoever awaits gets a `cancelled` attempt."""
-        self._cancel(Reason.CLIENT_CLOSED)
+        """The client closes; whoever awaits gets a `cancelled` attempt, or the response when its head is here."""
+        reader = self._reader
+        if self._ended or reader is None or reader.head is None or self._policy.require_complete_body:
+            self._cancel(Reason.CLIENT_CLOSED)
+        else:
+            reader.end(orderly=False)
+            self._read_all(reader)
 
     def _cancel(self, reason: Reason) -> None:
         if not self._ended:
