@@ -17,6 +17,8 @@ BYTES_MAX: Final = 256 * 1_048_576
 """Bodies held and cached together."""
 OVERHEAD: Final = 400
 """Bytes an entry costs beside its body."""
+BATCH: Final = 64
+"""Bodies in one load: with the largest payloads it overshoots the bound by a quarter, not by a multiple."""
 
 
 class _Entry:
@@ -30,6 +32,19 @@ class _Entry:
         self.size = len(body.body) + OVERHEAD
 
 
+class _Want:
+    """A body to be loaded, and how many wait for it."""
+
+    __slots__ = ("future", "held", "waiters")
+
+    def __init__(self, future: asyncio.Future[bool]) -> None:
+        self.future = future
+        """Whether the store had it."""
+        self.waiters = 0
+        self.held = False
+        """It is here, and held once for each waiter."""
+
+
 class Bodies:
     """Bodies by event id."""
 
@@ -39,8 +54,8 @@ class Bodies:
         self._entries: OrderedDict[int, _Entry] = OrderedDict()
         self._bytes = 0
         self._held_bytes = 0
-        self._wanted: dict[int, asyncio.Future[bool]] = {}
-        """To be loaded; the answer says whether the store had it."""
+        self._wants: dict[int, _Want] = {}
+        self._room = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -53,14 +68,19 @@ class Bodies:
         """What attempts hold takes all the room: start no more until some end."""
         return self._held_bytes >= self._bytes_max
 
-    def put(self, body: EventBody, wanted: int) -> None:
-        """Keep a body that so many deliveries will hold soon."""
-        if body.event_id not in self._entries:
-            entry = _Entry(body, wanted)
-            self._entries[body.event_id] = entry
+    def put(self, body: EventBody, wanted: int, *, held: int = 0) -> None:
+        """Keep a body that so many deliveries will hold soon, `held` of them from now on."""
+        entry = self._entries.get(body.event_id)
+        if entry is None:
+            entry = self._entries[body.event_id] = _Entry(body, wanted)
             self._bytes += entry.size
-            if self._bytes > self._bytes_max:
-                self._evict()
+        if held:
+            if not entry.holders:
+                self._held_bytes += entry.size
+            entry.holders += held
+            entry.wanted -= held
+        if self._bytes > self._bytes_max:
+            self._evict()
 
     def hold_nowait(self, event_id: int) -> EventBody | None:
         """The body if it is here; then exactly one `release` must follow."""
@@ -78,20 +98,23 @@ class Bodies:
 
         Raises `StoreError` when the store does not answer.
         """
-        while True:
-            body = self.hold_nowait(event_id)
-            if body is not None:
-                return body
-            future = self._wanted.get(event_id)
-            if future is None:
-                future = self._wanted[event_id] = asyncio.get_running_loop().create_future()
-                if self._task is None:
-                    self._task = asyncio.get_running_loop().create_task(
-                        self._load_wanted(), name="gatepost load bodies"
-                    )
-            if not await asyncio.shield(future):
-                return None
-            # Found, and still it may have been pushed out before this task ran: then it is loaded again.
+        body = self.hold_nowait(event_id)
+        if body is not None:
+            return body
+        want = self._wants.get(event_id)
+        if want is None:
+            want = self._wants[event_id] = _Want(asyncio.get_running_loop().create_future())
+            if self._task is None:
+                self._task = asyncio.get_running_loop().create_task(self._load_wanted(), name="gatepost load bodies")
+        want.waiters += 1
+        try:
+            found = await asyncio.shield(want.future)
+        except BaseException:
+            want.waiters -= 1
+            if want.held:
+                self.release(event_id)
+            raise
+        return self._entries[event_id].body if found else None
 
     def release(self, event_id: int) -> None:
         """End of one hold."""
@@ -105,6 +128,8 @@ class Bodies:
                 self._bytes -= entry.size
             elif self._bytes > self._bytes_max:
                 self._evict()
+            if not self.full:
+                self._room.set()
 
     def _evict(self) -> None:
         """Drop the oldest that nobody holds. Held ones are passed over and moved to the young end, so that each is seen once."""
@@ -121,27 +146,31 @@ class Bodies:
     async def _load_wanted(self) -> None:
         """Load in batches until nobody wants anything: what is asked for meanwhile goes into the next batch."""
         try:
-            while self._wanted:
-                batch, self._wanted = self._wanted, {}
+            while self._wants:
+                if self.full:
+                    self._room.clear()
+                    await self._room.wait()
+                batch = {event_id: self._wants[event_id] for event_id in list(self._wants)[:BATCH]}
                 try:
                     found = await self._store.load_events(list(batch))
-                except BaseException as error:
-                    for future in batch.values():
-                        if not future.done():
-                            future.set_exception(error)
-                            future.exception()  # whoever asked may have been cancelled
-                    if not isinstance(error, Exception):
-                        raise
-                    continue
-                for body in found.values():
-                    self.put(body, 1)
-                for event_id, future in batch.items():
-                    if not future.done():
-                        future.set_result(event_id in found)
-                # Let those that waited take hold before the next batch can push their bodies out.
-                await asyncio.sleep(0)
+                except Exception as error:  # noqa: BLE001 - it belongs to those who asked, and is raised there
+                    for event_id, want in batch.items():
+                        del self._wants[event_id]
+                        want.future.set_exception(error)
+                        want.future.exception()  # whoever asked may have been cancelled
+                else:
+                    for event_id, want in batch.items():
+                        del self._wants[event_id]
+                        self._answer(event_id, want, found.get(event_id))
         finally:
             self._task = None
+
+    def _answer(self, event_id: int, want: _Want, body: EventBody | None) -> None:
+        """Held for each of those who wait before they run, so that nothing can push it out in between."""
+        if body is not None and want.waiters:
+            self.put(body, want.waiters, held=want.waiters)
+            want.held = True
+        want.future.set_result(body is not None)
 
     async def aclose(self) -> None:
         """Stop loading."""
