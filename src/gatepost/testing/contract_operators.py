@@ -341,7 +341,8 @@ class OperatorContract(ContractBase):
             ids = await self.make_dead(owner, 3)
             owner.clock.advance(30 * DAY + 1)
             report = await owner.store.maintain(Retention(), owner.now, 2)
-            assert (report.dead_letters, report.more) == (2, True)
+            assert 1 <= report.dead_letters <= 2
+            assert report.more
             await self.maintain(owner)
             assert await self.all_dead(owner, DeadFilter()) == []
             assert await owner.store.delivery(ids[0]) is None
