@@ -160,3 +160,23 @@ async def test_an_endpoint_survives_a_restart_with_its_secrets(tmp_path: Path) -
     finally:
         await store.aclose()
     assert os.stat(f"{path}.key").st_mode & 0o777 == 0o600
+
+
+async def test_a_key_of_an_older_event_survives_when_a_round_begins_with_it(tmp_path: Path) -> None:
+    """An outbox event is fanned out late, so its id is below those of newer keys: whichever moment the round begins."""
+    for lag in range(5):
+        clock = VirtualClock()
+        path = tmp_path / f"{lag}.db"
+        store = SqliteStore.open(path, clock=clock, index_lag_max=lag)
+        owner = await Owner.take(store, clock)
+        late = [owner.event(1, key=f"late{number}") for number in range(4)]
+        for number in range(4):
+            await owner.enqueue(owner.event(1, key=f"k{number}"))
+            await owner.enqueue(late[number])
+        await store.aclose()
+        store = SqliteStore.open(path, clock=clock, index_lag_max=1_000)
+        try:
+            again = await store.enqueue([owner.event(1, key=f"late{number}") for number in range(4)])
+            assert [result.event_id for result in again] == [event.event_id for event in late]
+        finally:
+            await store.aclose()

@@ -27,7 +27,18 @@ _INSERT = insert("idempotency_key", "generation, key, event_id", or_ignore=True)
 class KeyIndex:
     """Where each idempotency key was used first."""
 
-    __slots__ = ("_connection", "_ending", "_generation", "_lag_max", "_new", "_rounds", "_young", "_young_count")
+    __slots__ = (
+        "_connection",
+        "_durable_generation",
+        "_ending",
+        "_generation",
+        "_lag_max",
+        "_new",
+        "_round_wanted",
+        "_rounds",
+        "_young",
+        "_young_count",
+    )
 
     def __init__(self, connection: sqlite3.Connection, newest_event: int, lag_max: int) -> None:
         self._connection = connection
@@ -37,6 +48,8 @@ class KeyIndex:
         self._young_count = 0
         self._new: list[tuple[bytes, int]] = []  # added by the transaction under way
         self._generation = read_meta(connection, "key_generation")
+        self._durable_generation = self._generation
+        self._round_wanted = False  # a round begins after the transaction under way
         self._ending = False  # the current generation waits only for the keys in memory to be written
         known = connection.execute("SELECT key, id FROM event WHERE id > ? AND key IS NOT NULL", (self._rounds.marker,))
         self._keep(known.fetchall())
@@ -66,9 +79,7 @@ class KeyIndex:
         _INSERT.run(self._connection, late)
 
     def write_strips(self) -> None:
-        """Write the next strips when a round is due."""
-        if self._young_count > self._lag_max:
-            self._rounds.begin()
+        """Write the next strips of the round under way."""
         written = 0
         while written < STRIP_ROWS and (strip := self._rounds.take()) is not None:
             keys = self._young[strip]
@@ -80,18 +91,23 @@ class KeyIndex:
 
     def committed(self) -> None:
         """The transaction is durable."""
-        for strip in self._rounds.committed():
-            self._young_count -= len(self._young[strip])
-            self._young[strip] = {}
+        self._durable_generation = self._generation
+        if written := self._rounds.committed():
+            for strip in written:
+                self._young[strip] = {}
+            self._young_count = sum(map(len, self._young))
         if self._new:
             self._keep(self._new)
             self._new.clear()
+        if self._round_wanted or self._young_count > self._lag_max:
+            self._round_wanted = False
+            self._rounds.begin()
 
     def rolled_back(self) -> None:
         """It never was."""
         self._rounds.rolled_back()
         self._new.clear()
-        self._generation = read_meta(self._connection, "key_generation")
+        self._generation = self._durable_generation
 
     def settle_before(self, before: int) -> bool:
         """Whether the keys of all events below `before` are in the table, so that those events may go; if not, see to it.
@@ -100,7 +116,7 @@ class KeyIndex:
         """
         if self._rounds.covers(before):
             return True
-        self._rounds.begin()
+        self._round_wanted = True
         return False
 
     def expire(self, now: int, keep_us: int, limit: int) -> tuple[int, bool]:
@@ -124,9 +140,8 @@ class KeyIndex:
             return deleted, True
         # Keys in memory belong to the generation that ends: a round brings them there first.
         if self._young_count and not self._ending:
-            self._ending = True
-            self._rounds.begin()
-        if self._rounds.running:
+            self._ending = self._round_wanted = True
+        if self._rounds.running or self._round_wanted:
             return deleted, True
         self._ending = False
         self._begin_generation(old, now)

@@ -23,7 +23,7 @@ _INSERT = insert("endpoint_history", "endpoint, id", or_ignore=True)
 class EndpointListing:
     """Which deliveries each endpoint got."""
 
-    __slots__ = ("_connection", "_lag_max", "_rounds", "_seen", "_tail")
+    __slots__ = ("_connection", "_lag_max", "_rounds", "_seen", "_since_goal", "_tail")
 
     def __init__(self, connection: sqlite3.Connection, lag_max: int) -> None:
         self._connection = connection
@@ -32,6 +32,7 @@ class EndpointListing:
         self._rounds = Rounds(connection, "listed_upto", STRIPS, newest)
         row = connection.execute("SELECT count(*) FROM history WHERE id > ?", (self._rounds.marker,)).fetchone()
         self._tail: int = row[0]
+        self._since_goal = 0  # rows of it that the round under way will leave
         self._seen: list[int] = []  # ids added by the transaction under way
 
     def add(self, ids: Sequence[int], lanes: Sequence[int]) -> None:
@@ -45,9 +46,7 @@ class EndpointListing:
         self._seen += ids
 
     def write_strips(self) -> None:
-        """Write the next strips when a round is due."""
-        if self._tail > self._lag_max:
-            self._rounds.begin()
+        """Write the next strips of the round under way."""
         written = 0
         while written < STRIP_ROWS and (strip := self._rounds.take()) is not None:
             written += self._connection.execute(
@@ -58,17 +57,16 @@ class EndpointListing:
 
     def committed(self) -> None:
         """The transaction is durable."""
-        marker = self._rounds.marker
-        self._rounds.committed()
+        if self._rounds.committed() and not self._rounds.running:
+            self._tail = self._since_goal
         if self._seen:
             self._rounds.saw(max(self._seen))
             self._tail += len(self._seen)
+            self._since_goal += len(self._seen)
             self._seen.clear()
-        if self._rounds.marker != marker:
-            row = self._connection.execute(
-                "SELECT count(*) FROM history WHERE id > ?", (self._rounds.marker,)
-            ).fetchone()
-            self._tail = row[0]
+        if self._tail > self._lag_max and not self._rounds.running:
+            self._rounds.begin()
+            self._since_goal = 0
 
     def rolled_back(self) -> None:
         """It never was."""

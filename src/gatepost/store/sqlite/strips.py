@@ -62,7 +62,9 @@ class Rounds:
         self._newest = max(self._newest, newest)
 
     def begin(self) -> None:
-        """Start a round over everything that exists now, unless one is under way."""
+        """Start a round over everything that exists now, unless one is under way. Between transactions only: a row that was
+        added before its own transaction moved the goal would be in neither place.
+        """
         if self._next is None:
             self._goal, self._next = self._newest, 0
 

@@ -133,6 +133,8 @@ class WriterThread:
     _queue: SimpleQueue[Operation | None] = field(default_factory=SimpleQueue)
     _statistics: WriterStatistics = field(default_factory=WriterStatistics)
     _closing: threading.Event = field(default_factory=threading.Event)
+    _ended: threading.Event = field(default_factory=threading.Event)
+    _failure: Exception | None = None
     _thread: threading.Thread | None = None
     _foreign_commit: Callable[[], None] | None = None
     _seen_version: int = -1
@@ -149,9 +151,11 @@ class WriterThread:
         An operation whose future is cancelled before its group begins is not carried out.
         """
         if self._closing.is_set():
-            raise StoreError("the store is closed")
+            raise self._closed()
         future = asyncio.get_running_loop().create_future()
         self._queue.put(Operation(kind, argument, rows, future))
+        if self._ended.is_set():
+            self._refuse_waiting()  # the thread ended in this very moment
         return future
 
     def call(
@@ -191,16 +195,37 @@ class WriterThread:
     # -- in the thread
 
     def _run(self) -> None:
+        try:
+            self._work_on()
+        except Exception as error:  # noqa: BLE001 - a bug of ours: everybody waiting must hear of it, not hang
+            self._failure = error
+        self._closing.set()
+        self.connection.close()
+        self._ended.set()
+        self._refuse_waiting()
+
+    def _work_on(self) -> None:
         carried: Operation | None = None
-        while True:
-            first = carried or self._next()
-            if first is None:
-                break
+        while (first := carried or self._next()) is not None:
             group, carried = self._gather(first)
             if group:
                 _answer(self._commit(group))
             self._look()
-        self.connection.close()
+
+    def _closed(self) -> StoreError:
+        if self._failure is None:
+            return StoreError("the store is closed")
+        return StoreError(f"the store's writer has stopped: {self._failure!r}; restart the process")
+
+    def _refuse_waiting(self) -> None:
+        """Answer what can no longer be carried out."""
+        while True:
+            try:
+                operation = self._queue.get_nowait()
+            except Empty:
+                return
+            if operation is not None:
+                _answer([Reply(operation, None, self._closed())])
 
     def _next(self) -> Operation | None:
         """The next operation, or None at the end; looks around while there is none."""
