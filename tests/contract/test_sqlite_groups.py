@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from gatepost.errors import Conflict, NotFound, StoreError
 from gatepost.store.rows import DeliveryFilter, lane_of
+from gatepost.store.sqlite.connection import BUSY_TIMEOUT, connect
 from gatepost.store.sqlite.store import SqliteStore
 from gatepost.testing.contract_registry import FULL
 from gatepost.testing.store_builder import Owner
@@ -148,3 +150,39 @@ async def test_reading_due_rows_does_not_wait_behind_a_list(tmp_path: Path) -> N
         assert order == ["rows", "lists"]
     finally:
         await store.aclose()
+
+
+async def test_a_file_that_another_process_holds_fails_the_group_at_once(tmp_path: Path) -> None:
+    """Not one operation after the other, each after the whole wait."""
+    clock = VirtualClock()
+    path = tmp_path / "gatepost.db"
+    store = SqliteStore.open(path, clock=clock)
+    other = connect(path)
+    try:
+        owner = await Owner.take(store, clock)
+        other.execute("BEGIN IMMEDIATE")
+        began = time.monotonic()
+        calls = [owner.enqueue(owner.event(1)) for _ in range(20)]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert {type(result) for result in results} == {StoreError}
+        assert "held by another writer" in str(results[0])
+        assert time.monotonic() - began < 3 * BUSY_TIMEOUT
+        other.execute("ROLLBACK")
+        await owner.enqueue(owner.event(1))
+        assert (await store.totals()).waiting == 1
+    finally:
+        other.close()
+        await store.aclose()
+
+
+async def test_a_clean_close_leaves_no_log_behind(tmp_path: Path) -> None:
+    """So that the file alone is a backup."""
+    store = SqliteStore.open(tmp_path / "gatepost.db")
+    await store.ping()
+    await store.aclose()
+    assert sorted(file.name for file in files(tmp_path)) == ["gatepost.db", "gatepost.db.key", "gatepost.db.lock"]
+
+
+def files(directory: Path) -> list[Path]:
+    """All that lies there."""
+    return list(directory.iterdir())

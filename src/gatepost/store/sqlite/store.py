@@ -156,7 +156,7 @@ class SqliteStore(SqliteRegistry):
 
     async def enqueue(self, batch: Sequence[NewEvent]) -> Sequence[EnqueueResult]:
         if not batch:
-            return ()
+            return []
         rows = sum(1 + len(event.targets) for event in batch)
         results: Sequence[EnqueueResult] = await self._writer.submit(Kind.ENQUEUE, batch, rows)
         return results
@@ -293,7 +293,8 @@ class SqliteStore(SqliteRegistry):
         await self._writer.call(1, _touch)
 
     async def aclose(self) -> None:
-        threads = (self._writer, self._hot, self._lists)
+        # The writer last: the connection that closes last empties the write-ahead log.
+        threads = (self._hot, self._lists, self._writer)
         for thread in threads:
             thread.begin_close()
         for thread in threads:

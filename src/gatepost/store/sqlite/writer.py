@@ -17,7 +17,7 @@ from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, Protocol, Typ
 
 from gatepost.clock import SYSTEM_CLOCK
 from gatepost.errors import StoreError
-from gatepost.store.sqlite.connection import store_error
+from gatepost.store.sqlite.connection import is_busy, store_error
 
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
@@ -188,9 +188,10 @@ class WriterThread:
             self._queue.put(None)
 
     def join(self) -> None:
-        """Wait until everything accepted is done. Blocks."""
+        """Wait until everything accepted is done, then close the connection. Blocks; idempotent."""
         if self._thread is not None:
             self._thread.join()
+        self.connection.close()
 
     # -- in the thread
 
@@ -200,7 +201,6 @@ class WriterThread:
         except Exception as error:  # noqa: BLE001 - a bug of ours: everybody waiting must hear of it, not hang
             self._failure = error
         self._closing.set()
-        self.connection.close()
         self._ended.set()
         self._refuse_waiting()
 
@@ -265,9 +265,10 @@ class WriterThread:
         try:
             replies = self._transact(group)
         except Exception as error:  # noqa: BLE001 - it is the callers': raised there, and the thread must live
-            if len(group) > 1:
+            # Alone, each shows whose fault it was; but a file that others hold keeps every one of them waiting as long.
+            if len(group) > 1 and not (isinstance(error, sqlite3.Error) and is_busy(error)):
                 return [reply for operation in group for reply in self._commit([operation])]
-            replies = [Reply(group[0], None, self._reason(error))]
+            replies = [Reply(operation, None, self._reason(error)) for operation in group]
         statistics = self._statistics
         statistics.commits += 1
         statistics.operations += len(group)
