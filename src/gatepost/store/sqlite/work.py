@@ -59,7 +59,7 @@ class QueueWork(CallWork):
         try:
             self.space.check()
         except StoreFull as full:
-            return [Reply(operation, None, full) for operation in operations]
+            return [Reply(operation, None, StoreFull(*full.args)) for operation in operations]
         events: list[NewEvent] = []
         for operation in operations:
             events += operation.argument

@@ -136,6 +136,9 @@ class WriterThread:
     _ended: threading.Event = field(default_factory=threading.Event)
     _failure: Exception | None = None
     _thread: threading.Thread | None = None
+    _under_way: list[Operation] = field(default_factory=list)
+    _carried: Operation | None = None
+    """It no longer fitted into the group under way."""
     _foreign_commit: Callable[[], None] | None = None
     _seen_version: int = -1
     _look_at: float = 0.0
@@ -205,11 +208,11 @@ class WriterThread:
         self._refuse_waiting()
 
     def _work_on(self) -> None:
-        carried: Operation | None = None
-        while (first := carried or self._next()) is not None:
-            group, carried = self._gather(first)
-            if group:
-                _answer(self._commit(group))
+        while (first := self._carried or self._next()) is not None:
+            self._under_way, self._carried = self._gather(first)
+            if self._under_way:
+                _answer(self._commit(self._under_way))
+                self._under_way = []
             self._look()
 
     def _closed(self) -> StoreError:
@@ -218,14 +221,17 @@ class WriterThread:
         return StoreError(f"the store's writer has stopped: {self._failure!r}; restart the process")
 
     def _refuse_waiting(self) -> None:
-        """Answer what can no longer be carried out."""
+        """Answer what is not carried out any more."""
+        refused = [*self._under_way, *([self._carried] if self._carried else [])]
+        self._under_way, self._carried = [], None
         while True:
             try:
                 operation = self._queue.get_nowait()
             except Empty:
-                return
+                break
             if operation is not None:
-                _answer([Reply(operation, None, self._closed())])
+                refused.append(operation)
+        _answer([Reply(operation, None, self._closed()) for operation in refused])
 
     def _next(self) -> Operation | None:
         """The next operation, or None at the end; looks around while there is none."""
@@ -269,6 +275,8 @@ class WriterThread:
             if len(group) > 1 and not (isinstance(error, sqlite3.Error) and is_busy(error)):
                 return [reply for operation in group for reply in self._commit([operation])]
             replies = [Reply(operation, None, self._reason(error)) for operation in group]
+        else:
+            self.work.committed()
         statistics = self._statistics
         statistics.commits += 1
         statistics.operations += len(group)
@@ -284,12 +292,11 @@ class WriterThread:
             replies = self.work.apply(group)
             self.connection.execute("COMMIT")
         except BaseException:
+            self.work.rolled_back()
             # Some errors (a full disk) have rolled back already.
             if self.connection.in_transaction:
                 self.connection.execute("ROLLBACK")
-            self.work.rolled_back()
             raise
-        self.work.committed()
         return replies
 
     def _reason(self, error: Exception) -> Exception:
