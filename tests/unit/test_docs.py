@@ -75,3 +75,12 @@ def test_python_in_the_docs_compiles_and_imports_what_exists(page: Path) -> None
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("gatepost"):
                 module = import_module(str(node.module))
                 assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
+
+
+def test_files_named_by_the_architecture_exist() -> None:
+    """The page says where new code goes; a file that has moved sends people astray."""
+    named = set(re.findall(r"`([\w/]+\.(?:py|toml))`", (ROOT / "ARCHITECTURE.md").read_text()))
+    assert len(named) > 10
+    assert [
+        name for name in named if not (ROOT / name).exists() and not (ROOT / "src" / "gatepost" / name).exists()
+    ] == []
