@@ -91,11 +91,11 @@ class Intake:
             if fingerprint is not None:
                 first = first_by_key.get(fingerprint)
                 if first is not None and first != event_id:
-                    results.append(self._refuse(event, first, self._differs_from_stored(event, first)))
+                    results.append(_refused(first, self._differs_from_stored(event, first)))
                     continue
                 here = first_here.setdefault(fingerprint, event)
                 if here is not event:
-                    results.append(self._refuse(event, here.event_id, _content(event) != _content(here)))
+                    results.append(_refused(here.event_id, _content(event) != _content(here)))
                     continue
             accepted[event_id] = event
             fresh.append(at)
@@ -106,9 +106,6 @@ class Intake:
         """Which of these events exist. Ids rise, so that the usual answer costs nothing."""
         doubtful = [number for number in ids if number <= self._newest]
         return {row[0] for row in _KNOWN_EVENTS.fetch(self._connection, doubtful)} if doubtful else set()
-
-    def _refuse(self, event: NewEvent, first: int, differs: bool) -> EnqueueResult:
-        return EnqueueResult(first, duplicate=not differs, conflict=differs)
 
     def _differs_from_stored(self, event: NewEvent, first: int) -> bool:
         row = self._connection.execute("SELECT type, content_type, body FROM event WHERE id = ?", (first,)).fetchone()
@@ -175,3 +172,7 @@ def drop_outbox(connection: sqlite3.Connection, outbox_ids: Sequence[int]) -> No
 
 def _content(event: NewEvent) -> tuple[str, str, bytes]:
     return event.type, event.content_type, event.body
+
+
+def _refused(first: int, differs: bool) -> EnqueueResult:
+    return EnqueueResult(first, duplicate=not differs, conflict=differs)
