@@ -227,7 +227,7 @@ class Flight:
             self._resolved(found, now)
             return
         self._limit(policy.dns_timeout or policy.connect_timeout, now)
-        self._client.names.ask(target.host, self.on_resolved)
+        self._client.names.ask(target.host, self.on_resolved, self._tenant)
 
     def on_resolved(self, found: Found) -> None:
         """The resolver answered."""
@@ -452,6 +452,8 @@ class Flight:
             self._end(End.FAULT, self._write_fault, lagged=lagged)
         elif self._deadline_at <= min(self._phase_at, self._total_at):
             self._end(End.DEADLINE, Reason.DEADLINE_EXPIRED, lagged=lagged)
+        elif self.phase is DNS and self._client.names.is_waiting(self._host.target.host):
+            self._end(End.FAULT, Reason.DNS_OVERLOAD, lagged=lagged)  # nobody has been asked: our queue is the cause
         elif self._phase_at <= self._total_at:
             self._end(End.LIMIT, self._limit_reason(), lagged=lagged)
         else:

@@ -1,7 +1,7 @@
 """Names in use: one look-up per name at a time, owned by the cache and not by who asked first, and answers kept for a while.
 
 It decides nothing about addresses (every connection checks them anew) and never blocks the loop. `net.flight` asks; whoever
-gives up only stops listening, the look-up goes on for the others.
+gives up only stops listening, the look-up goes on for the others. Which look-up starts next is for `net.name_queue` to say.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from typing import Final
 
 from gatepost.clock import Clock
 from gatepost.errors import ResolveError
+from gatepost.net.name_queue import NameQueue
 from gatepost.net.resolver import Resolution, Resolver
 from gatepost.wire.reasons import Reason
 
 LOOKUP_LIMIT: Final = 30.0
 """Seconds after which a look-up is given up for everybody; each attempt's own dns limit is far shorter."""
-PENDING_MAX: Final = 1_024
-"""Names being asked for at once. A further new name fails at once with `dns_overload`, which is ours to answer for."""
+PENDING_MAX: Final = 16_384
+"""Names being asked for or waiting for that: as many as `serve` has connections, each of which may wait for another name. A
+further new name fails at once with `dns_overload`, which is ours to answer for."""
 NAMES_MAX: Final = 16_384
 """Answers kept; the one unused for longest goes first. About 300 bytes each, 6 KiB at most."""
 ADDRESSES_KEPT_MAX: Final = 64
@@ -42,6 +44,15 @@ class _Entry:
     until: float
 
 
+@dataclass(slots=True)
+class _Pending:
+    """A look-up that waits or runs."""
+
+    listeners: dict[Listener, None]
+    tenants: set[str | None]
+    """In whose queues it stands until it starts."""
+
+
 class NameCache:
     """Answers by name, with single flight. `ttl` in seconds; 0 asks anew for every connection, still one at a time."""
 
@@ -50,14 +61,19 @@ class NameCache:
         self._ttl = ttl
         self._clock = clock
         self._answers: OrderedDict[str, _Entry] = OrderedDict()
-        self._pending: dict[str, dict[Listener, None]] = {}
+        self._pending: dict[str, _Pending] = {}
+        self._queue = NameQueue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
     @property
     def pending_count(self) -> int:
-        """Names being asked for."""
+        """Names being asked for, or waiting for that."""
         return len(self._pending)
+
+    def is_waiting(self, host: str) -> bool:
+        """The name stands in our own queue: no resolver has been asked yet."""
+        return host in self._pending and not self._queue.is_running(host)
 
     def known(self, host: str) -> Found | None:
         """The kept answer, or None."""
@@ -70,27 +86,46 @@ class NameCache:
         self._answers.move_to_end(host)
         return entry.found
 
-    def ask(self, host: str, listener: Listener) -> None:
-        """Call `listener` once with the answer, unless `forget_listener` comes first. Never calls it before returning."""
-        listeners = self._pending.get(host)
-        if listeners is not None:
-            listeners[listener] = None
-            return
-        loop = asyncio.get_running_loop()
-        if len(self._pending) >= PENDING_MAX:
-            loop.call_soon(listener, ResolveError(Reason.DNS_OVERLOAD, temporary=True))
-            return
-        self._pending[host] = {listener: None}
-        # In a context of its own: the deadline of whoever asked first must not end, nor his request outlive, the look-up.
-        task = loop.create_task(self._look_up(host), name=f"gatepost dns {host}", context=Context())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def ask(self, host: str, listener: Listener, tenant: str | None = None) -> None:
+        """Call `listener` once with the answer, unless `forget_listener` comes first. Never calls it before returning.
+
+        `tenant` is whose look-ups it is counted with; None: nobody's, and not limited.
+        """
+        pending = self._pending.get(host)
+        if pending is None:
+            if len(self._pending) >= PENDING_MAX:
+                asyncio.get_running_loop().call_soon(listener, ResolveError(Reason.DNS_OVERLOAD, temporary=True))
+                return
+            pending = self._pending[host] = _Pending({}, set())
+        pending.listeners[listener] = None
+        if tenant not in pending.tenants and not self._queue.is_running(host):
+            # Also when others wait for it already: it starts at the turn of whoever comes first.
+            pending.tenants.add(tenant)
+            self._queue.put(host, tenant)
+            self._start()
 
     def forget_listener(self, host: str, listener: Listener) -> None:
-        """Stop listening."""
-        listeners = self._pending.get(host)
-        if listeners is not None:
-            listeners.pop(listener, None)
+        """Stop listening. A look-up that nobody listens to is dropped unless it has started."""
+        pending = self._pending.get(host)
+        if pending is None:
+            return
+        pending.listeners.pop(listener, None)
+        if not pending.listeners and not self._queue.is_running(host):
+            del self._pending[host]
+            for tenant in pending.tenants:
+                self._queue.leave(host, tenant)
+
+    def _start(self) -> None:
+        """Start what may start."""
+        while (host := self._queue.take()) is not None:
+            for tenant in self._pending[host].tenants:
+                self._queue.leave(host, tenant)
+            # In a context of its own: the deadline of whoever asked first must not end, nor his request outlive, the look-up.
+            task = asyncio.get_running_loop().create_task(
+                self._look_up(host), name=f"gatepost dns {host}", context=Context()
+            )
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     async def _look_up(self, host: str) -> None:
         # What listeners hear when the task is cancelled, by the loop's end or by a future of the resolver's own.
@@ -109,7 +144,8 @@ class NameCache:
             self._answer(host, found, began)
 
     def _answer(self, host: str, found: Found, began: float) -> None:
-        listeners = self._pending.pop(host, ())
+        pending = self._pending.pop(host)
+        self._queue.ended(host)
         if self._closed:
             return
         now = self._clock.monotonic()
@@ -121,12 +157,14 @@ class NameCache:
             self._answers[host] = _Entry(found, now + ttl)
             if len(self._answers) > NAMES_MAX:
                 self._answers.popitem(last=False)
-        for listener in listeners:
+        self._start()
+        for listener in pending.listeners:
             listener(found)
 
     async def aclose(self) -> None:
         """Give up what is being asked."""
         self._closed = True
+        self._queue.clear()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

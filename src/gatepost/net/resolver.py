@@ -1,23 +1,26 @@
 """Names to addresses: the resolver port, and the system's resolver in threads of our own.
 
 A resolver only asks; it neither caches nor checks (`net.names` caches, `wire.egress` checks). The default executor of the
-loop is never used: it is small and shared, and 60 hanging names would stop every tenant.
+loop is never used: it is small and shared, and 60 hanging names would stop every tenant. `net.names` limits what one tenant
+may hold of the threads.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from gatepost.errors import ResolveError
+from gatepost.net.name_queue import RUNNING_MAX
 from gatepost.wire.reasons import Reason
 
-THREADS: Final = 32
-"""Concurrent look-ups. A hung one holds its thread for 20 to 30 s with glibc's defaults; see `NameCache` for the queue."""
+THREADS: Final = RUNNING_MAX
+"""Concurrent look-ups. A hung one holds its thread for 20 to 30 s with glibc's defaults. Threads start only when all others are
+busy, so that this many exist only while as many names hang; each then takes some 50 KiB."""
 
 _PERMANENT: Final = frozenset(
     code
@@ -49,14 +52,16 @@ class ThreadResolver:
     too: of its names only those without a dot inside are found (`localhost`, but not `host.docker.internal`).
     """
 
-    def __init__(self, threads: int = THREADS) -> None:
+    def __init__(self, threads: int = THREADS, look_up: Callable[[str], Sequence[str]] | None = None) -> None:
+        """`look_up` answers one name in a thread, raising what `getaddrinfo` raises; None: `getaddrinfo` itself."""
+        self._look_up = look_up or _look_up
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="gatepost-dns")
 
     async def resolve(self, host: str) -> Resolution:
         """Ask the system. Raises `ResolveError`: `temporary` unless the name does not exist."""
         loop = asyncio.get_running_loop()
         try:
-            found = await loop.run_in_executor(self._executor, _look_up, host)
+            found = await loop.run_in_executor(self._executor, self._look_up, host)
         except socket.gaierror as error:
             if error.errno in _PERMANENT:
                 raise ResolveError(Reason.DNS_NO_ADDRESS, temporary=False) from error

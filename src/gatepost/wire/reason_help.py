@@ -18,7 +18,7 @@ REASON_HELP: Final[Mapping[Reason, str]] = {
     Reason.POOL_HOST_FULL: "All `max_per_host` connections of the host were in use until `pool_timeout`.",
     Reason.POOL_FULL: "All `max_connections` connections were in use until `pool_timeout`.",
     Reason.DNS_TIMEOUT: "The name was not resolved in time.",
-    Reason.DNS_OVERLOAD: "Our own resolver had too many lookups waiting; the name was not asked for.",
+    Reason.DNS_OVERLOAD: "Our own resolver, or the tenant's share of it, was busy with other names; this one was not asked for.",
     Reason.CONNECT_TIMEOUT: "No address accepted a TCP connection in time.",
     Reason.TLS_TIMEOUT: "The TLS handshake did not finish in time.",
     Reason.WRITE_TIMEOUT: "The peer did not take the whole request within `write_timeout`.",
