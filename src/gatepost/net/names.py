@@ -153,6 +153,8 @@ class NameCache:
             ttl = min(FAILURE_TTL_MAX, max(FAILURE_TTL, now - began))
         else:
             ttl = self._ttl if len(found.addresses) <= ADDRESSES_KEPT_MAX else 0.0
+            if found.ttl is not None:
+                ttl = min(ttl, max(found.ttl, FAILURE_TTL))  # a zone's 0 must not cost a question per connection
         if ttl > 0:
             self._answers[host] = _Entry(found, now + ttl)
             if len(self._answers) > NAMES_MAX:
@@ -183,6 +185,8 @@ def _checked(answer: object) -> Resolution:
             or not all(isinstance(text, str) for text in texts)
         ):
             raise TypeError("addresses and chain are sequences of text: write Resolution(('192.0.2.1',))")
+    if answer.ttl is not None and not isinstance(answer.ttl, int | float):
+        raise TypeError("ttl is a number of seconds or None: write Resolution(addresses, chain, 30.0)")
     return answer
 
 

@@ -35,6 +35,8 @@ class Resolution:
 
     addresses: Sequence[str]
     chain: Sequence[str] = ()
+    ttl: float | None = None
+    """Seconds for which the zone lets it be kept, when the resolver tells; the client's `dns_ttl` shortens it."""
 
 
 class Resolver(Protocol):
