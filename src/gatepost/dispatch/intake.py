@@ -126,7 +126,8 @@ class Intake:
             self._timer.cancel()
             self._timer = None
         while self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            # Not gather(): of tasks that are done it returns without a turn of the loop, and they would never be discarded.
+            await asyncio.wait(self._tasks)
 
     # ---------------------------------------------------------------------------------------------- fan-out
 
