@@ -15,6 +15,8 @@ from gatepost.store.rows import EventBody
 
 BYTES_MAX: Final = 256 * 1_048_576
 """Bodies held and cached together."""
+IDLE_BYTES_MAX: Final = 64 * 1_048_576
+"""Of these, bodies that nobody holds: enough for a burst. The backlog of an endpoint that stands still belongs to the store."""
 OVERHEAD: Final = 400
 """Bytes an entry costs beside its body."""
 BATCH: Final = 64
@@ -51,6 +53,7 @@ class Bodies:
     def __init__(self, store: DeliveryStore, bytes_max: int = BYTES_MAX) -> None:
         self._store = store
         self._bytes_max = bytes_max
+        self._idle_bytes_max = min(IDLE_BYTES_MAX, bytes_max)
         self._entries: OrderedDict[int, _Entry] = OrderedDict()
         self._bytes = 0
         self._held_bytes = 0
@@ -79,7 +82,7 @@ class Bodies:
                 self._held_bytes += entry.size
             entry.holders += held
             entry.wanted -= held
-        if self._bytes > self._bytes_max:
+        if self._overfull:
             self._evict()
 
     def hold_nowait(self, event_id: int) -> EventBody | None:
@@ -126,15 +129,19 @@ class Bodies:
             if entry.wanted <= 0:
                 del self._entries[event_id]
                 self._bytes -= entry.size
-            elif self._bytes > self._bytes_max:
+            elif self._overfull:
                 self._evict()
             if not self.full:
                 self._room.set()
 
+    @property
+    def _overfull(self) -> bool:
+        return self._bytes > self._bytes_max or self._bytes - self._held_bytes > self._idle_bytes_max
+
     def _evict(self) -> None:
         """Drop the oldest that nobody holds. Held ones are passed over and moved to the young end, so that each is seen once."""
         for _ in range(len(self._entries)):
-            if self._bytes <= self._bytes_max:
+            if not self._overfull:
                 return
             event_id, entry = next(iter(self._entries.items()))
             if entry.holders:
