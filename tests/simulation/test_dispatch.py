@@ -443,6 +443,19 @@ def test_events_of_publishers_are_fanned_out_and_conflicts_dropped() -> None:
     simulate(main)
 
 
+def test_an_ordered_event_keeps_its_place() -> None:
+    """Neither a priority nor a time of its own goes with an ordering key."""
+
+    async def main(sim: Simulation) -> None:
+        async with sim.dispatcher() as gp:
+            with pytest.raises(ConfigurationError, match="leave not_before out"):
+                await gp.publish("a.b", b"", ordering_key="k", not_before=sim.clock.wall_us() / 1e6 + 60)
+            with pytest.raises(ConfigurationError, match="leave priority out"):
+                await gp.publish("a.b", b"", ordering_key="k", priority="high")
+
+    simulate(main)
+
+
 def test_a_transaction_of_the_callers_own_is_refused_for_now() -> None:
     """Clearly, not by silently publishing outside of it."""
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
+import gatepost.dispatch
 from gatepost.dispatch.lanes import DEEP_EVERY, DEEP_OVERLAP, FULL_EVERY, IDLE_GRACE, OVERLAP, window_of
 from gatepost.dispatch.reads import BUFFER_LAST, BUFFER_ROWS_MAX, READ_LANES_MAX
 from gatepost.dispatch.round import OTHER_HOSTS, SHED_HOSTS_MAX, UNSETTLED_MAX, SchedulerLimits, Start
@@ -737,3 +740,20 @@ def test_it_shows_its_state_in_one_line() -> None:
     assert repr(start.lane).startswith("<Lane 0x100 rows=0 outstanding=2")
     assert repr(start.endpoint) == "<EndpointState 0x1 2/6 open=True lanes=1>"
     assert repr(start.host) == "<HostState h1 2/8 promised=0 waiting=0+0>"
+
+
+@pytest.mark.parametrize(
+    "module", ["scheduler", "round", "reads", "roster", "lanes", "seats", "hosts", "timers"], ids=lambda name: name
+)
+def test_the_scheduler_has_nothing_to_wait_for(module: str) -> None:
+    """Plain functions of values, `now` among them: that is what lets the model test drive it through every interleaving."""
+    (folder,) = gatepost.dispatch.__path__
+    tree = ast.parse((Path(folder) / f"{module}.py").read_text())
+    imported = {
+        name.split(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""])
+    }
+    assert imported <= {"__future__", "bisect", "collections", "dataclasses", "enum", "gatepost", "heapq", "typing"}
+    assert not any(isinstance(node, ast.AsyncFunctionDef | ast.Await) for node in ast.walk(tree))

@@ -107,7 +107,9 @@ class Maintenance:
     async def _expire_lane(self, number: int, lane: int) -> None:
         listed = self._catalogue.get(number)
         if listed is None:
-            await self._store.cancel(DeliveryFilter(endpoint=number), None, EXPIRE_ROWS)
+            gone = DeliveryFilter(endpoint=number)
+            while await self._store.cancel(gone, None, EXPIRE_ROWS):  # noqa: ASYNC110 - portions, with pauses between
+                await asyncio.sleep(RETENTION_PAUSE)
             return
         now = self._store_time()
         low_water = 0

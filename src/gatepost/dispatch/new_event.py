@@ -81,6 +81,8 @@ def draft_event(
     check_value("content-type", content_type)
     _check_key("idempotency_key", idempotency_key)
     _check_key("ordering_key", ordering_key)
+    if ordering_key is not None and not_before is not None:
+        raise ConfigurationError("an event with an ordering_key keeps its place: leave not_before out")
     return EventDraft(
         tenant,
         type,

@@ -43,6 +43,11 @@ class Notices:
         """An endpoint was disabled by us."""
         self._say("endpoint_disabled", f"endpoint {endpoint_id} was disabled: {code}", code, tenant, endpoint_id)
 
+    def event_dropped(self, tenant: str, event_id: str) -> None:
+        """A publisher's event conflicts with an earlier one under its idempotency key. Said each time: it is somebody's data."""
+        message = f"event {event_id} of tenant {tenant} was dropped: its idempotency key names another event"
+        self._tell(OperationalObservation("idempotency_conflict", message, tenant, None, {"event_id": event_id}))
+
     def trouble(self, kind: str, error: BaseException | str) -> None:
         """Something of ours does not work."""
         self._say(kind, f"{kind}: {error}", kind, None, None)
@@ -57,10 +62,13 @@ class Notices:
         self._given.move_to_end(key)
         if len(self._given) > REMEMBERED_MAX:
             self._given.popitem(last=False)
+        self._tell(OperationalObservation(kind, message, tenant, endpoint_id, {"code": code}))
+
+    def _tell(self, observation: OperationalObservation) -> None:
         if self._observer is None:
-            _log.warning("%s", message)
+            _log.warning("%s", observation.message)
             return
         try:
-            self._observer.operational(OperationalObservation(kind, message, tenant, endpoint_id, {"code": code}))
+            self._observer.operational(observation)
         except Exception:  # noqa: BLE001 - users' code
             _log.exception("an observer raised; deliveries go on")

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
+from gatepost.delivery.ids import EVENT, encode_id
 from gatepost.dispatch.catalogue import Catalogue
 from gatepost.dispatch.leases import LeaseKeeper
 from gatepost.dispatch.loop_lag import LoopLag
@@ -179,10 +180,7 @@ class Supervisor:
                     if conflicts:
                         await self._store.outbox_drop([event.outbox_id for event in conflicts])
                     for event in conflicts:
-                        self._notices.trouble(
-                            "idempotency_conflict",
-                            f"an event of tenant {event.tenant} was dropped: its idempotency key names another event",
-                        )
+                        self._notices.event_dropped(event.tenant, encode_id(EVENT, event.event_id))
             except StoreError as error:
                 self._notices.trouble("outbox_waits", error)
                 await asyncio.sleep(OUTBOX_RETRY)
