@@ -22,8 +22,6 @@ from typing import Any
 
 import pytest
 import trustme
-from tests.hostile.elsewhere import elsewhere
-from tests.hostile.engine import IDENTITY, LOOPBACK, assert_nothing_held, limits, same_descriptors
 
 from gatepost import deadline as ambient
 from gatepost.clock import SYSTEM_CLOCK
@@ -42,6 +40,8 @@ from gatepost.testing.virtual import VirtualLoop, run_virtual
 from gatepost.wire.egress import EgressPolicy
 from gatepost.wire.phases import Phase
 from gatepost.wire.reasons import BodyFault, Reason
+from tests.hostile.elsewhere import elsewhere
+from tests.hostile.engine import IDENTITY, LOOPBACK, FixedResolver, assert_nothing_held, limits, same_descriptors
 
 
 class Recorder:
@@ -751,10 +751,13 @@ async def test_a_host_with_several_tls_profiles_is_counted_as_one() -> None:
 
 async def test_a_changed_egress_policy_is_asked_before_a_connection_is_used_again() -> None:
     """An operator who denies a network during an incident means the open connections too."""
-    async with Receiver() as receiver, DispatchClient(limits(), egress=LOOPBACK) as client:
-        assert (await client.deliver(receiver.url, b"x")).delivered
+    resolver = FixedResolver({"hooks.example.com": ("127.0.0.1",)})
+    async with Receiver() as receiver, DispatchClient(limits(), egress=LOOPBACK, resolver=resolver) as client:
+        url = receiver.url.replace("127.0.0.1", "hooks.example.com")
+        assert (await client.deliver(url, b"x")).delivered
         client.egress = EgressPolicy(schemes=("http",), allow_cidrs=("127.0.0.0/8",), deny_cidrs=("127.0.0.1/32",))
-        attempt = await client.deliver(receiver.url, b"x")
+        assert client.statistics().connections_idle == 1, "a reload itself drops nothing"
+        attempt = await client.deliver(url, b"x")
         assert (attempt.outcome, attempt.reason) == (Outcome.EGRESS_DENIED, Reason.ADDR_OPERATOR_DENIED)
         assert receiver.requests == 1
         assert_nothing_held(client)

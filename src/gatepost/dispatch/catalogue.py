@@ -15,10 +15,11 @@ from gatepost.clock import Clock
 from gatepost.delivery.decide import DeliveryRules, rules_of
 from gatepost.delivery.policy import ClientPolicy
 from gatepost.delivery.records import Endpoint, EndpointStatus, Tenant
+from gatepost.dispatch.endpoint_rules import UrlCheck
 from gatepost.dispatch.seats import EndpointSettings
 from gatepost.errors import ConfigurationError
 from gatepost.store.port import Registry
-from gatepost.wire.egress import Denied, EgressPolicy, check_url
+from gatepost.wire.egress import Denied
 from gatepost.wire.signing import Signer
 
 PAGE: Final = 1_000
@@ -35,13 +36,13 @@ class Listed:
 
     __slots__ = ("_signer", "_signs_until", "endpoint", "number", "policy", "refusal", "rules", "settings")
 
-    def __init__(self, endpoint: Endpoint, policy: ClientPolicy, egress: EgressPolicy) -> None:
+    def __init__(self, endpoint: Endpoint, policy: ClientPolicy, check_url: UrlCheck) -> None:
         self.endpoint: Final = endpoint
         self.number: Final = endpoint.number
         self.rules: Final[DeliveryRules] = rules_of(endpoint)
         self.policy: Final = policy.evolve(**endpoint.limits) if endpoint.limits else policy
         """Limits of one attempt."""
-        checked = check_url(endpoint.url, egress)
+        checked = check_url(endpoint.url)
         self.refusal: Final = checked if isinstance(checked, Denied) else None
         """The rule that refuses the URL today; the attempt then ends in `egress_denied`."""
         self.settings: Final = EndpointSettings(
@@ -78,13 +79,13 @@ class Catalogue:
         self,
         registry: Registry,
         policy: ClientPolicy,
-        egress: EgressPolicy,
+        check_url: UrlCheck,
         clock: Clock,
         on_change: Callable[[int], None],
     ) -> None:
         self._registry = registry
         self._policy = policy
-        self._egress = egress
+        self._check_url = check_url
         self._clock = clock
         self._on_change = on_change
         self._cursor = 0
@@ -174,12 +175,12 @@ class Catalogue:
         if known is not None and known.endpoint.generation >= endpoint.generation:
             return  # two reads may end in the wrong order
         try:
-            listed = Listed(endpoint, self._policy, self._egress)
+            listed = Listed(endpoint, self._policy, self._check_url)
         except (ConfigurationError, TypeError) as error:
             # Stored under other rules or by another version: its events wait until somebody mends the record.
             _log.error("endpoint %s cannot be used and is held: %s", endpoint.id, error)
             held = replace(endpoint, limits={}, status_rules={}, schedule=None, window=None)
-            listed = Listed(replace(held, status=EndpointStatus.DISABLED), self._policy, self._egress)
+            listed = Listed(replace(held, status=EndpointStatus.DISABLED), self._policy, self._check_url)
         self._by_number[listed.number] = listed
         self._by_tenant.setdefault(endpoint.tenant, {})[listed.number] = listed
         self._matches.clear()

@@ -6,12 +6,14 @@ cancelled or drained. It decides nothing itself.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from logging import getLogger
+from threading import get_ident
 from typing import Any, Final
 
 from gatepost.clock import SYSTEM_CLOCK, SYSTEM_ENTROPY, Clock, Entropy
@@ -142,7 +144,7 @@ class Dispatcher:
         self._notices = Notices(observer, self._store_time)
         self.lag: Final = LoopLag(clock)
         tasks = TaskSet(self._notices.trouble)
-        self._catalogue = Catalogue(store, client.policy, client.egress, clock, self._endpoint_changed)
+        self._catalogue = Catalogue(store, client.policy, client.check_url, clock, self._endpoint_changed)
         self._bodies = Bodies(store, self.settings.body_bytes_max)
         host_cap = None if self.settings.auto_host_cap else client.policy.max_per_host
         self._scheduler = LaneScheduler(SchedulerLimits(self.settings.slots, host_cap), self._catalogue.settings)
@@ -203,11 +205,13 @@ class Dispatcher:
         )
         self._limiter = TenantLimiter(store, self._catalogue, clock)
         self._intake: Intake | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0
         self.endpoints: Final = Endpoints(
             store,
             self._catalogue,
             client.policy,
-            client.egress,
+            client.check_url,
             clock,
             entropy,
             self._try_out,
@@ -264,6 +268,7 @@ class Dispatcher:
 
     async def prepare(self) -> None:
         """Load the registry. Once, before anything else."""
+        self._loop, self._thread = asyncio.get_running_loop(), get_ident()
         await self._catalogue.load()
         ids = IdSource(await self.store.new_node(), self._clock)
         self._intake = Intake(
@@ -312,6 +317,43 @@ class Dispatcher:
             content_type=content_type,
         )
         return await self._ready_intake().publish(draft)
+
+    def publish_sync(
+        self,
+        type: str,  # noqa: A002 - the field's own name
+        payload: object,
+        *,
+        tenant: str = "default",
+        idempotency_key: str | None = None,
+        ordering_key: str | None = None,
+        priority: str = "normal",
+        not_before: datetime | float | None = None,
+        content_type: str = "application/json",
+        connection: object = None,
+    ) -> Receipt:
+        """`publish` for synchronous code in another thread than the dispatcher's loop (a threadpool handler, for example).
+
+        Raises as `publish`, and `RuntimeError` in the loop's own thread, which it would block for ever. Code without any loop
+        uses `Publisher.open_sync`.
+        """
+        loop = self._loop
+        if loop is None:
+            self._ready_intake()  # says how to open one
+            raise RuntimeError("this Dispatcher is closed")
+        if get_ident() == self._thread:
+            raise RuntimeError("publish_sync would block the event loop it needs: write `await gp.publish(...)` here")
+        publishing = self.publish(
+            type,
+            payload,
+            tenant=tenant,
+            idempotency_key=idempotency_key,
+            ordering_key=ordering_key,
+            priority=priority,
+            not_before=not_before,
+            content_type=content_type,
+            connection=connection,
+        )
+        return asyncio.run_coroutine_threadsafe(publishing, loop).result()
 
     async def publish_batch(self, events: Sequence[Mapping[str, Any]]) -> Sequence[Receipt | Exception]:
         """Publish several: mappings with the arguments of `publish`. An event that cannot be taken yields its exception."""
@@ -390,6 +432,7 @@ class Dispatcher:
 
     async def aclose(self) -> None:
         """Drain, and store what was accepted. The store and the client are closed by whoever opened them."""
+        self._loop = None
         await self._supervisor.aclose()
         if self._intake is not None:
             await self._intake.aclose()
@@ -429,7 +472,7 @@ class Dispatcher:
 
     async def _try_out(self, endpoint: Endpoint) -> Attempt:
         """One signed attempt outside the queue."""
-        listed = Listed(endpoint, self._policy, self.client.egress)
+        listed = Listed(endpoint, self._policy, self.client.check_url)
         now_us = self._clock.wall_us()
         body = payload_bytes({"type": TEST_TYPE, "data": {"endpoint": endpoint.id}})
         webhook_id = encode_id(EVENT, now_us)

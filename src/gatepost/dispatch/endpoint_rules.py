@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from gatepost.delivery.decide import parse_status_rules
@@ -16,7 +16,7 @@ from gatepost.delivery.policy import POOL_FIELDS, ClientPolicy
 from gatepost.delivery.records import DEFAULT_SCHEDULE, DEFAULT_WINDOW, Endpoint
 from gatepost.delivery.retry import check_schedule
 from gatepost.errors import ConfigurationError, DestinationDenied
-from gatepost.wire.egress import Denied, EgressPolicy, check_url
+from gatepost.wire.egress import Denied, Target
 from gatepost.wire.headers import check_headers
 from gatepost.wire.signing import parse_secret
 
@@ -33,10 +33,14 @@ _PATTERN: Final = re.compile(r"[A-Za-z0-9_.*:/-]{1,128}")
 _TENANT: Final = re.compile(r"[A-Za-z0-9_.:@-]{1,128}")
 
 
-def check_endpoint(endpoint: Endpoint, policy: ClientPolicy, egress: EgressPolicy) -> None:
+UrlCheck = Callable[[str], Target | Denied]
+"""What each attempt asks about its URL: `DispatchClient.check_url`."""
+
+
+def check_endpoint(endpoint: Endpoint, policy: ClientPolicy, check_url: UrlCheck) -> None:
     """Raises `DestinationDenied`, `HeaderRefused` or `ConfigurationError` (all `ValueError`s) for the first thing wrong."""
     check_tenant_name(endpoint.tenant)
-    checked = check_url(endpoint.url, egress)
+    checked = check_url(endpoint.url)
     if isinstance(checked, Denied):
         raise DestinationDenied(checked.reason, f"the URL is refused ({checked.reason}): {checked}")
     _check_types(endpoint.event_types)

@@ -16,11 +16,10 @@ from gatepost.delivery.ids import ENDPOINT, decode_id, encode_id, new_endpoint_n
 from gatepost.delivery.policy import ClientPolicy
 from gatepost.delivery.records import Endpoint, EndpointSecret, EndpointStatus, Secret
 from gatepost.dispatch.catalogue import Catalogue
-from gatepost.dispatch.endpoint_rules import check_endpoint
+from gatepost.dispatch.endpoint_rules import UrlCheck, check_endpoint
 from gatepost.errors import ConfigurationError, Conflict, LimitExceeded, NotFound
 from gatepost.store.port import Registry
 from gatepost.store.rows import Page
-from gatepost.wire.egress import EgressPolicy
 from gatepost.wire.signing import SECRETS_MAX, new_secret
 
 OVERLAP: Final = 86_400.0
@@ -50,7 +49,7 @@ class Endpoints:
         registry: Registry,
         catalogue: Catalogue,
         policy: ClientPolicy,
-        egress: EgressPolicy,
+        check_url: UrlCheck,
         clock: Clock,
         entropy: Entropy,
         try_out: Callable[[Endpoint], Awaitable[Attempt]],
@@ -59,7 +58,7 @@ class Endpoints:
         self._registry = registry
         self._catalogue = catalogue
         self._policy = policy
-        self._egress = egress
+        self._check_url = check_url
         self._clock = clock
         self._entropy = entropy
         self._try_out = try_out
@@ -107,7 +106,7 @@ class Endpoints:
             limits={} if limits is None else dict(limits),
             deduplicates=deduplicates,
         )
-        check_endpoint(endpoint, self._policy, self._egress)
+        check_endpoint(endpoint, self._policy, self._check_url)
         self._check_count(tenant)
         await self._registry.create_endpoint(endpoint)
         await self._catalogue.refresh(endpoint.id)
@@ -194,7 +193,7 @@ class Endpoints:
             endpoint = await self.get(endpoint_id)
             changed = replace(change(endpoint), generation=endpoint.generation + 1, updated_at=self._clock.wall_us())
             if check:
-                check_endpoint(changed, self._policy, self._egress)
+                check_endpoint(changed, self._policy, self._check_url)
             try:
                 await self._registry.update_endpoint(changed, endpoint.generation)
             except Conflict:

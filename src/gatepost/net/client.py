@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import re
 import sys
 import traceback
 import warnings
-import weakref
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import get_ident
 from types import TracebackType
 from typing import Final, Self, cast
@@ -29,8 +27,12 @@ from gatepost.delivery.attempt import Attempt
 from gatepost.delivery.outcome import End, Evidence, Outcome, classify
 from gatepost.delivery.policy import POOL_FIELDS, ClientPolicy
 from gatepost.errors import ConfigurationError
+from gatepost.net import one_per_loop
 from gatepost.net.flight import NEVER, Flight
 from gatepost.net.names import NameCache
+from gatepost.net.nat64 import Nat64Finder
+from gatepost.net.one_per_loop import open_client_count as open_client_count
+from gatepost.net.own_addresses import own_addresses as interface_addresses
 from gatepost.net.pool import Host, Pool
 from gatepost.net.resolver import Resolver, ThreadResolver
 from gatepost.net.statistics import ClientStatistics as ClientStatistics
@@ -39,7 +41,8 @@ from gatepost.net.statistics import by_origin
 from gatepost.net.sweeper import Sweeper
 from gatepost.net.tls import TLSContexts, TLSProfile
 from gatepost.telemetry import AttemptObservation, Observer, OperationalObservation
-from gatepost.wire.egress import Denied, EgressPolicy, Target, check_url
+from gatepost.wire.egress import Denied, EgressPolicy, Target
+from gatepost.wire.egress_rules import EgressRules
 from gatepost.wire.payload import payload_bytes
 from gatepost.wire.phases import PHASES
 from gatepost.wire.request import request_head, static_head
@@ -78,14 +81,18 @@ class DispatchClient:
         resolver: Resolver | None = None,
         proxy: object = None,
         observer: Observer | None = None,
+        own_addresses: frozenset[str] | None = None,
         clock: Clock = SYSTEM_CLOCK,
         entropy: Entropy = SYSTEM_ENTROPY,
     ) -> None:
+        """`own_addresses` are this machine's in canonical text, which webhooks must not reach; None: read from the system."""
         if proxy is not None:
             raise ConfigurationError("an egress proxy is not offered yet: leave proxy out")
         self.policy = ClientPolicy() if policy is None else policy
         _check_supported(self.policy)
-        self.egress = EgressPolicy() if egress is None else egress
+        own = interface_addresses() if own_addresses is None else own_addresses
+        self.rules = EgressRules(EgressPolicy() if egress is None else egress, own)
+        """What holds for every destination now; replaced as a whole, by `egress` and when NAT64 was found."""
         self.clock = clock
         self.observer = observer
         self.flights: set[Flight] = set()
@@ -95,14 +102,16 @@ class DispatchClient:
         self.sweeper = Sweeper(self)
         self.stale_retry_count = 0
         self._own_resolver = ThreadResolver() if resolver is None else None
-        self.names = NameCache(self._own_resolver or _given(resolver), self.policy.dns_ttl, clock)
+        self._resolver: Resolver = self._own_resolver or _given(resolver)
+        self._nat64 = Nat64Finder(self._resolver, clock, self._nat64_found)
+        self.names = NameCache(self._resolver, self.policy.dns_ttl, clock)
         self._destinations: OrderedDict[str, _Destination | Denied] = OrderedDict()
         self._policies: dict[int, ClientPolicy] = {id(self.policy): self.policy}
         self._shed: dict[str, int] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
         self._closed = False
-        self._forks = _forks
+        self._forks = one_per_loop.forks
         self.made_at: Final = traceback.extract_stack(limit=8)[:-1]
 
     def __repr__(self) -> str:
@@ -112,6 +121,21 @@ class DispatchClient:
             f"<DispatchClient {state} [in flight: {len(self.flights)} | connections: {leases.open_count} open, "
             f"{leases.idle_count} idle, of {leases.connections_max}]>"
         )
+
+    @property
+    def egress(self) -> EgressPolicy:
+        """The destinations allowed. A new policy closes nothing: it is checked at every borrow, and for each new connection."""
+        return self.rules.policy
+
+    @egress.setter
+    def egress(self, policy: EgressPolicy) -> None:
+        if not isinstance(policy, EgressPolicy):
+            raise TypeError(f"egress is a {type(policy).__name__}: write an EgressPolicy")
+        self._use_rules(replace(self.rules, policy=policy))
+
+    def check_url(self, url: str) -> Target | Denied:
+        """Whether `url` may be called, by the rules that hold for each attempt; registration asks the same."""
+        return self.rules.check_url(url)
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -187,7 +211,12 @@ class DispatchClient:
         deduplicates: bool,
     ) -> Attempt:
         # One loop runs per thread, so these two say what get_running_loop() would, without its system call (Python 3.11).
-        if get_ident() != self._thread or not self.loop.is_running() or self._closed or self._forks != _forks:
+        if (
+            get_ident() != self._thread
+            or not self.loop.is_running()
+            or self._closed
+            or self._forks != one_per_loop.forks
+        ):
             self._check_usable()
         body = payload if type(payload) is bytes else payload_bytes(payload)
         if policy is None:
@@ -242,7 +271,7 @@ class DispatchClient:
     def _check_usable(self) -> None:
         if self._closed:
             raise RuntimeError("this DispatchClient is closed: construct one per process and close it at the end")
-        if self._forks != _forks:
+        if self._forks != one_per_loop.forks:
             raise RuntimeError("this DispatchClient was made before a fork: construct one in each process")
         loop = asyncio.get_running_loop()
         if self._loop is None:
@@ -250,7 +279,7 @@ class DispatchClient:
                 raise RuntimeError("a Proactor event loop has no readers: run on asyncio.SelectorEventLoop")
             self._loop = loop
             self._thread = get_ident()
-            _register(self)
+            one_per_loop.register(self)
         elif self._loop is not loop:
             raise RuntimeError("this DispatchClient belongs to another event loop: construct one per loop")
 
@@ -270,7 +299,7 @@ class DispatchClient:
         self._policies[id(policy)] = policy
 
     def _check_destination(self, url: str) -> _Destination | Denied:
-        checked = check_url(url, self.egress)
+        checked = self.check_url(url)
         destination: _Destination | Denied
         if isinstance(checked, Denied):
             destination = checked
@@ -281,6 +310,24 @@ class DispatchClient:
         if len(self._destinations) > URLS_MAX:
             self._destinations.popitem(last=False)
         return destination
+
+    def _use_rules(self, rules: EgressRules) -> None:
+        self.rules = rules
+        self._destinations.clear()  # verdicts of the old rules
+
+    def look_for_nat64(self) -> None:
+        """Find out about NAT64 unless that was done. Called before names are asked for."""
+        self._nat64.look(self.loop)
+
+    def _nat64_found(self, prefixes: tuple[str, ...]) -> None:
+        self._use_rules(replace(self.rules, nat64_seen=prefixes))
+        for prefix in self.rules.nat64_undeclared:
+            message = (
+                f"this network reaches IPv4 through NAT64 with the prefix {prefix}, which is not declared: destinations behind "
+                f"it are refused. Add '{prefix}' to nat64_prefixes if your platform translates with it"
+            )
+            _log.warning(message)
+            self._observe("nat64_undeclared", message)
 
     def _denied(self, denied: Denied, url: str, endpoint_id: str | None, tenant: str | None) -> Attempt:
         verdict = classify(Evidence(End.DENIED, Flight.FIRST_PHASE, denied.reason))
@@ -345,9 +392,12 @@ class DispatchClient:
     def warn_of_second(self, message: str) -> None:
         """Another client is in use on this client's loop: told once, as a warning and to the observer."""
         warnings.warn(message, RuntimeWarning, stacklevel=6)
+        self._observe("second_client", message)
+
+    def _observe(self, kind: str, message: str) -> None:
         try:
             if self.observer is not None:
-                self.observer.operational(OperationalObservation("second_client", message))
+                self.observer.operational(OperationalObservation(kind, message))
         except Exception:  # noqa: BLE001 - as above
             _log.exception("an observer raised; attempts go on")
 
@@ -386,7 +436,7 @@ class DispatchClient:
         """End what is in flight (those callers get `cancelled`, blame us) and close every connection. Idempotent."""
         if self._closed:
             return
-        if self._forks != _forks:  # the parent's sockets and selector are not ours to touch
+        if self._forks != one_per_loop.forks:  # the parent's sockets and selector are not ours to touch
             raise RuntimeError("this DispatchClient was made before a fork: close it in the process that made it")
         self._closed = True
         # Those that wait go first: a slot that comes free must not start, let alone send, anything.
@@ -394,10 +444,12 @@ class DispatchClient:
             flight.cancel_by_client()
         self.pool.close()
         self.sweeper.stop()
-        _in_use.discard(self)
+        one_per_loop.discard(self)
         if self._own_resolver is not None:
             self._own_resolver.close()
-        await self.names.aclose()  # last, because whoever closes may be cancelled here
+        # Last, because whoever closes may be cancelled here.
+        await self._nat64.aclose()
+        await self.names.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -406,11 +458,6 @@ class DispatchClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
-
-
-def open_client_count() -> int:
-    """Clients in use in this process: the gauge `dispatch_clients_open`."""
-    return len(_in_use)
 
 
 def _given(resolver: Resolver | None) -> Resolver:
@@ -435,29 +482,3 @@ def _is_duplicable(headers: Mapping[str, str] | None) -> bool:
     if "webhook-id" in headers:
         return True
     return any(name.lower() in _IDEMPOTENCY_HEADERS for name in headers)
-
-
-# ------------------------------------------------------------------------------------------- one client per loop
-
-_in_use: weakref.WeakSet[DispatchClient] = weakref.WeakSet()
-_forks = 0
-
-
-def _after_fork() -> None:
-    global _forks
-    _forks += 1
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
-def _register(client: DispatchClient) -> None:
-    other = next((other for other in _in_use if other.loop is client.loop), None)
-    _in_use.add(client)
-    if other is not None:
-        client.warn_of_second(
-            "a second DispatchClient is in use on this event loop: each has its own pool and limits, so neither holds for "
-            "both. Construct one per process and share it.\n"
-            f"The first was made here:\n{''.join(traceback.format_list(other.made_at))}"
-            f"The second here:\n{''.join(traceback.format_list(client.made_at))}"
-        )

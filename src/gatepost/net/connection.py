@@ -121,7 +121,7 @@ class Connection:
         """Of the current request."""
         self.closed = False
         self.policy_checked: object = None
-        """The egress policy under which the address last passed."""
+        """The egress rules under which the address last passed."""
 
     # ----------------------------------------------------------------------------------------------- set-up
 

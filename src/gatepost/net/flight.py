@@ -19,7 +19,7 @@ from gatepost.net.connection import Connection
 from gatepost.net.dial import Dial, interleave
 from gatepost.net.names import Found
 from gatepost.net.pool import Host
-from gatepost.wire.egress import Denied, check_address, check_addresses
+from gatepost.wire.egress import Denied
 from gatepost.wire.exchange import ResponseReader
 from gatepost.wire.leases import OPEN, WAIT
 from gatepost.wire.phases import Phase
@@ -220,12 +220,17 @@ class Flight:
         target = self._host.target
         self.phase = DNS
         if target.address is not None:
-            self._connect((target.address,), now)
+            denied = self._client.rules.check_address(target.address)  # the rules may have changed while we waited
+            if denied is not None:
+                self._end(End.DENIED, denied.reason)
+            else:
+                self._connect((target.address,), now)
             return
         found = self._client.names.known(target.host)
         if found is not None:
             self._resolved(found, now)
             return
+        self._client.look_for_nat64()
         self._limit(policy.dns_timeout or policy.connect_timeout, now)
         self._client.names.ask(target.host, self.on_resolved, self._tenant)
 
@@ -239,7 +244,7 @@ class Flight:
         if isinstance(found, ResolveError):
             self._end(End.FAULT, Reason(found.code))
             return
-        checked = check_addresses(found.addresses, self._client.egress, found.chain)
+        checked = self._client.rules.check_addresses(found.addresses, found.chain)
         if isinstance(checked, Denied):
             # An empty answer denies nothing: the name has no address, today.
             self._end(End.FAULT if checked.reason is Reason.DNS_NO_ADDRESS else End.DENIED, checked.reason)
@@ -272,7 +277,7 @@ class Flight:
         self.address = address
         host.preferred_family = sock.family
         connection = Connection(client.loop, sock, address, client.pool, now)
-        connection.policy_checked = client.egress
+        connection.policy_checked = client.rules
         connection.user = self
         self._connection = connection
         client.pool.adopt(host, connection, now)
@@ -309,14 +314,14 @@ class Flight:
             self._resolve(now)  # the slot stays ours
             return
         self.address = connection.address
-        if connection.policy_checked is not client.egress:
-            denied = check_address(connection.address, client.egress)
+        if connection.policy_checked is not client.rules:
+            denied = client.rules.check_address(connection.address)
             if denied is not None:
                 client.pool.give_back(self._host, self._endpoint_id, connection, keep=False)
                 self._holds_slot = False
                 self._end(End.DENIED, denied.reason)
                 return
-            connection.policy_checked = client.egress
+            connection.policy_checked = client.rules
         self._connection = connection
         self._reused = True
         self._host.reused_count += 1

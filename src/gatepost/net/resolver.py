@@ -12,10 +12,11 @@ import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 from gatepost.errors import ResolveError
 from gatepost.net.name_queue import RUNNING_MAX
+from gatepost.wire.nat64 import NAT64_NAME, nat64_prefixes_in
 from gatepost.wire.reasons import Reason
 
 THREADS: Final = RUNNING_MAX
@@ -47,6 +48,26 @@ class Resolver(Protocol):
         ...
 
 
+@runtime_checkable
+class Nat64Aware(Protocol):
+    """A resolver that asks the network, and so can say whether it translates. Others are not asked."""
+
+    async def nat64_prefixes(self) -> tuple[str, ...]:
+        """The network's NAT64 prefixes (RFC 7050); raises `ResolveError` when that cannot be known now."""
+        ...
+
+
+async def find_nat64_prefixes(resolver: Resolver) -> tuple[str, ...]:
+    """Ask `resolver` for the prefixes; a name without an IPv6 address means that nothing translates."""
+    try:
+        found = await resolver.resolve(NAT64_NAME)
+    except ResolveError as error:
+        if error.temporary:
+            raise
+        return ()
+    return nat64_prefixes_in(found.addresses)
+
+
 class ThreadResolver:
     """`getaddrinfo` in a thread pool of its own: the system's view (nsswitch), at most `threads` at once.
 
@@ -71,6 +92,10 @@ class ThreadResolver:
         except (OSError, UnicodeError) as error:
             raise ResolveError(Reason.DNS_TEMPORARY_FAILURE, temporary=True) from error
         return Resolution(found)
+
+    async def nat64_prefixes(self) -> tuple[str, ...]:
+        """See `Nat64Aware`."""
+        return await find_nat64_prefixes(self)
 
     def close(self) -> None:
         """Let the threads end; a hung look-up keeps its own until the system gives up."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from gatepost.errors import ConfigurationError, ResolveError
-from gatepost.net.resolver import Resolution
+from gatepost.net.resolver import Resolution, find_nat64_prefixes
 from gatepost.wire.reasons import Reason
 
 if TYPE_CHECKING:
@@ -80,6 +80,10 @@ class AioDnsResolver:
             if not failure.args or failure.args[0] not in self._permanent:
                 raise ResolveError(Reason.DNS_TEMPORARY_FAILURE, temporary=True) from failure
         raise ResolveError(Reason.DNS_NO_ADDRESS, temporary=False)
+
+    async def nat64_prefixes(self) -> tuple[str, ...]:
+        """The network's NAT64 prefixes (RFC 7050). Raises `ResolveError` when that cannot be known now."""
+        return await find_nat64_prefixes(self)
 
     async def aclose(self) -> None:
         """Close the channel; a later `resolve` opens another."""

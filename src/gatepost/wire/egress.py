@@ -61,7 +61,13 @@ class Target:
     """The `Host` header: host, brackets where needed, and the port unless it is the scheme's own."""
 
 
-def check_url(url: str, policy: EgressPolicy, own_addresses: frozenset[str] = frozenset()) -> Target | Denied:
+def check_url(
+    url: str,
+    policy: EgressPolicy,
+    own_addresses: frozenset[str] = frozenset(),
+    *,
+    nat64_seen: tuple[str, ...] = (),
+) -> Target | Denied:
     """Take a URL apart, or say why it is refused. Raises `TypeError` when `url` is not text."""
     if not isinstance(url, str):
         raise TypeError(f"url must be str, not {type(url).__name__}")
@@ -83,7 +89,7 @@ def check_url(url: str, policy: EgressPolicy, own_addresses: frozenset[str] = fr
     if isinstance(port, Denied):
         return port
     if host.address is not None:
-        denied = check_address(host.name, policy, own_addresses)
+        denied = check_address(host.name, policy, own_addresses, nat64_seen=nat64_seen)
         if denied is not None:
             return denied
     shown = f"[{host.name}]" if ":" in host.name else host.name
