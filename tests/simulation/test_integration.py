@@ -100,3 +100,19 @@ async def test_a_silent_endpoint_is_classified_and_leaves_the_good_one_alone(tmp
         page = await gp.deliveries.list(DeliveryFilter(endpoint=slow.number), limit=500)
         assert {info.last_outcome for info in page.items if info.attempts} == {"read_timeout"}
         assert {info.state for info in page.items} == {"waiting"}
+
+
+async def test_synchronous_code_in_a_thread_publishes_through_the_dispatcher(tmp_path: Path) -> None:
+    """A threadpool handler of a web framework, for example; in the loop's own thread it is refused instead of hanging."""
+    async with (
+        Receiver() as receiver,
+        Dispatcher.open(f"sqlite:///{tmp_path / 'gatepost.db'}", egress=LOOPBACK, run=True) as gp,
+    ):
+        await gp.endpoints.create(f"http://127.0.0.1:{receiver.ports[0]}/ok")
+        receipt = await asyncio.to_thread(gp.publish_sync, "a.b", {"n": 1})
+        assert (receipt.duplicate, receipt.deliveries) == (False, 1)
+        with pytest.raises(RuntimeError, match=r"await gp\.publish"):
+            gp.publish_sync("a.b", {"n": 1})
+        await _until(lambda: receiver.statistics().unique_ids, 1)
+    with pytest.raises(RuntimeError, match="closed"):
+        gp.publish_sync("a.b", {"n": 1})
