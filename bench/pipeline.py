@@ -84,16 +84,17 @@ def run(rounds: int, seconds: float, warm_up: float, directory: str | None = Non
             progress.begin(f"pipeline, round {number + 1} of {rounds}")
             done.append(measure_once(seconds, warm_up, profile=number == rounds - 1, directory=directory))
             progress.done()
-    best = min(done, key=lambda one: one["throughput"]["cpu_ms_per_delivery"])
+    cheapest = min(done, key=lambda one: one["throughput"]["cpu_ms_per_delivery"])
+    quickest = max(done, key=lambda one: one["throughput"]["deliveries_per_second"])
     return {
         "endpoints": ENDPOINTS,
         "slots": SLOTS,
         "payload_bytes": 1_024,
         "store": "sqlite",
-        "deliveries_per_second": max(one["throughput"]["deliveries_per_second"] for one in done),
-        "cpu_ms_per_delivery": best["throughput"]["cpu_ms_per_delivery"],
+        "deliveries_per_second": quickest["throughput"]["deliveries_per_second"],
+        "cpu_ms_per_delivery": cheapest["throughput"]["cpu_ms_per_delivery"],
         "target_cpu_ms_per_delivery": TARGET_CPU_MS,
-        "latency": min((one["latency"] for one in done), key=lambda latency: latency["p99_ms"]),
+        "latency": quickest["latency"],
         "stages": next(one["stages"] for one in reversed(done) if "stages" in one),
         "lost": sum(one["lost"] for one in done),
         "duplicates": sum(one["receiver"]["duplicates"] for one in done),
