@@ -39,7 +39,7 @@ from gatepost.net.statistics import ClientStatistics as ClientStatistics
 from gatepost.net.statistics import HostStatistics as HostStatistics
 from gatepost.net.statistics import by_origin
 from gatepost.net.sweeper import Sweeper
-from gatepost.net.tls import TLSContexts, TLSProfile
+from gatepost.net.tls import TLSContexts, TLSProfile, check_profile
 from gatepost.telemetry import AttemptObservation, Observer, OperationalObservation
 from gatepost.wire.egress import Denied, EgressPolicy, Target
 from gatepost.wire.egress_rules import EgressRules
@@ -239,7 +239,16 @@ class DispatchClient:
         if tls is not None:
             if not isinstance(tls, TLSProfile):
                 raise TypeError(f"tls is a {type(tls).__name__}: write a TLSProfile")
-            self.contexts.get(tls)  # refuses unreadable certificates before anything is sent
+            check_profile(target, tls)
+        began = now
+        context = None
+        if tls is not None or target.scheme == "https":
+            context = self.contexts.cached(tls)
+            if context is None:
+                context = await self.contexts.build(tls)  # refuses what cannot be read before anything is sent
+                self._check_usable()
+                now = self.clock.monotonic()
+        if tls is not None:
             host = self.pool.host(target, tls)
         elif host.dropped:
             host = destination.host = self.pool.host(target, None)
@@ -252,10 +261,11 @@ class DispatchClient:
             key=(endpoint_id or target.origin) if gated else None,
             endpoint_id=endpoint_id,
             tenant=tenant,
+            context=context,
             deadline_at=NEVER if deadline is None else now + deadline.remaining(),
             duplicable=deduplicates and _is_duplicable(headers),
             done=self.loop.create_future(),
-            now=now,
+            now=began,
         )
         self.flights.add(flight)
         self.sweeper.watch(now)
@@ -443,6 +453,7 @@ class DispatchClient:
         for flight in sorted(self.flights, key=lambda flight: PHASES.index(flight.phase)):
             flight.cancel_by_client()
         self.pool.close()
+        self.contexts.close()
         self.sweeper.stop()
         one_per_loop.discard(self)
         if self._own_resolver is not None:

@@ -76,6 +76,7 @@ class Connection:
         "address",
         "bytes_sent",
         "closed",
+        "cut",
         "expires_at",
         "generation",
         "idle_since",
@@ -120,6 +121,8 @@ class Connection:
         self.bytes_sent = 0
         """Of the current request."""
         self.closed = False
+        self.cut = False
+        """The stream ended without TLS's own end (close_notify): a body that only the end delimits may be cut short by anybody."""
         self.policy_checked: object = None
         """The egress rules under which the address last passed."""
 
@@ -331,6 +334,7 @@ class Connection:
                 self._end(Reason.TLS_CONNECTION_CLOSED)
             return
         if not data:
+            self.cut = not tls.eof
             self._end(None)
             return
         try:

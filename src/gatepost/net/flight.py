@@ -14,7 +14,7 @@ from gatepost.admission.bulkhead import Permit
 from gatepost.delivery.attempt import Attempt
 from gatepost.delivery.outcome import End, Evidence, Verdict, classify
 from gatepost.delivery.policy import ClientPolicy
-from gatepost.errors import ConfigurationError, ResolveError
+from gatepost.errors import ResolveError
 from gatepost.net.connection import Connection
 from gatepost.net.dial import Dial, interleave
 from gatepost.net.names import Found
@@ -27,6 +27,7 @@ from gatepost.wire.reasons import BodyFault, Reason
 
 if TYPE_CHECKING:
     import asyncio
+    import ssl
 
     from gatepost.net.client import DispatchClient
 
@@ -63,6 +64,7 @@ class Flight:
         "_client",
         "_connect_at",
         "_connection",
+        "_context",
         "_deadline_at",
         "_dial",
         "_duplicable",
@@ -107,6 +109,7 @@ class Flight:
         key: str | None,
         endpoint_id: str | None,
         tenant: str | None,
+        context: ssl.SSLContext | None,
         deadline_at: float,
         duplicable: bool,
         done: asyncio.Future[Attempt],
@@ -120,6 +123,7 @@ class Flight:
         self._key = key
         self._endpoint_id = endpoint_id
         self._tenant = tenant
+        self._context = context
         self._deadline_at = deadline_at
         self._duplicable = duplicable
         self.done = done
@@ -155,6 +159,8 @@ class Flight:
 
     def start(self, now: float) -> None:
         """Begin; everything else follows from callbacks."""
+        if now != self._mark:
+            self._next(ADMISSION, now)  # our own preparations (a TLS context) came first
         if self._deadline_at <= now:
             self._end(End.DEADLINE, Reason.DEADLINE_EXPIRED)
             return
@@ -282,11 +288,8 @@ class Flight:
         self._connection = connection
         client.pool.adopt(host, connection, now)
         if host.target.scheme == "https":
-            try:
-                context = client.contexts.get(host.tls)
-            except ConfigurationError:  # the profile was readable when it was given, and checked then
-                self._end(End.FAULT, Reason.LOCAL_RESOURCES)
-                return
+            context = self._context
+            assert context is not None, "made before the attempt began"
             self._limit(min(self._policy.tls_timeout or NEVER, self._connect_at - now), now)
             connection.start_tls(context, host.target.sni)
         else:
@@ -404,7 +407,9 @@ class Flight:
             self._next(READ)
             self._end(End.FAULT, reason or Reason.RESPONSE_INCOMPLETE)
             return
-        reader.end(orderly=reason is None)
+        connection = self._connection
+        assert connection is not None
+        reader.end(orderly=reason is None and not connection.cut)
         self._read_all(reader)
 
     def _may_retry_stale(self) -> bool:

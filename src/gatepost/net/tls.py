@@ -6,18 +6,24 @@ profile; others are kept in a bounded cache, since building one costs up to 30 m
 
 from __future__ import annotations
 
+import asyncio
 import os
+import re
 import ssl
 import tempfile
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
 
 from gatepost.errors import ConfigurationError
+from gatepost.wire.egress import Target
 from gatepost.wire.reasons import Reason
 
 CONTEXTS_MAX: Final = 512
 """Contexts of profiles kept at once, 0.1 MiB each with a private CA; the one unused for longest goes first."""
+BUILDERS: Final = 2
+"""Threads that build contexts: 1 ms each with a private CA, 30 ms with the public bundle. The loop would stand still so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,26 +46,88 @@ class TLSProfile:
             raise ConfigurationError("a client certificate needs both client_cert_pem and client_key_pem")
 
 
-class TLSContexts:
-    """One context per profile, built on first use."""
+def check_profile(target: Target, profile: TLSProfile) -> None:
+    """Raises `ConfigurationError` (a `ValueError`) for a client certificate that a plain request would never show."""
+    if target.scheme == "http" and profile.client_cert_pem is not None:
+        raise ConfigurationError(
+            f"{target.origin} is plain http, where no client certificate is shown: write https://, or leave the certificate out"
+        )
 
-    def __init__(self) -> None:
+
+@dataclass(frozen=True, slots=True)
+class SystemStore:
+    """Where the system keeps the certificates it trusts: a file, a directory of hashed names, or both."""
+
+    file: str
+    directory: str
+
+    @classmethod
+    def of_openssl(cls) -> SystemStore:
+        """As OpenSSL was built. By explicit path: SSL_CERT_FILE and SSL_CERT_DIR must not change whom we trust."""
+        paths = ssl.get_default_verify_paths()
+        return cls(paths.openssl_cafile, paths.openssl_capath)
+
+
+class TLSContexts:
+    """One context per profile, built on first use in a thread."""
+
+    def __init__(self, store: SystemStore | None = None) -> None:
+        self._store = SystemStore.of_openssl() if store is None else store
         self._shared: ssl.SSLContext | None = None
         self._by_profile: OrderedDict[TLSProfile, ssl.SSLContext] = OrderedDict()
+        self._building: dict[TLSProfile | None, asyncio.Future[ssl.SSLContext]] = {}
+        self._executor: ThreadPoolExecutor | None = None
 
-    def get(self, profile: TLSProfile | None) -> ssl.SSLContext:
-        """The context of a profile. Raises `ConfigurationError` for certificates or keys that cannot be read."""
+    def cached(self, profile: TLSProfile | None) -> ssl.SSLContext | None:
+        """The context of a profile if it is here already."""
         if profile is None:
-            if self._shared is None:
-                self._shared = _build(TLSProfile())
             return self._shared
         context = self._by_profile.get(profile)
-        if context is None:
-            context = self._by_profile[profile] = _build(profile)
+        if context is not None:
+            self._by_profile.move_to_end(profile)
+        return context
+
+    def get(self, profile: TLSProfile | None) -> ssl.SSLContext:
+        """The context of a profile, built here and now if need be. Raises as `build`."""
+        return self.cached(profile) or self._keep(profile, _build(profile or TLSProfile(), self._store))
+
+    async def build(self, profile: TLSProfile | None) -> ssl.SSLContext:
+        """The context of a profile, built in a thread if need be, once for all who wait.
+
+        Raises `ConfigurationError` for certificates or keys that cannot be read, and when the system has no certificates.
+        """
+        context = self.cached(profile)
+        if context is not None:
+            return context
+        future = self._building.get(profile)
+        if future is None:
+            if self._executor is None:
+                self._executor = ThreadPoolExecutor(BUILDERS, thread_name_prefix="gatepost-tls")
+            loop = asyncio.get_running_loop()
+            future = loop.run_in_executor(self._executor, _build, profile or TLSProfile(), self._store)
+            self._building[profile] = future
+            future.add_done_callback(lambda done: self._built(profile, done))
+        # Shielded: whoever is cancelled only stops waiting.
+        return await asyncio.shield(future)
+
+    def close(self) -> None:
+        """Let the threads end."""
+        if self._executor is not None:
+            self._executor.shutdown(wait=False)
+            self._executor = None
+
+    def _built(self, profile: TLSProfile | None, done: asyncio.Future[ssl.SSLContext]) -> None:
+        self._building.pop(profile, None)
+        if not done.cancelled() and done.exception() is None:
+            self._keep(profile, done.result())
+
+    def _keep(self, profile: TLSProfile | None, context: ssl.SSLContext) -> ssl.SSLContext:
+        if profile is None:
+            self._shared = context
+        else:
+            self._by_profile[profile] = context
             if len(self._by_profile) > CONTEXTS_MAX:
                 self._by_profile.popitem(last=False)
-        else:
-            self._by_profile.move_to_end(profile)
         return context
 
 
@@ -67,7 +135,7 @@ _NO_PASSWORD: Final = ""
 """Without one, OpenSSL asks the terminal for the password of an encrypted key, and the event loop waits for the answer."""
 
 
-def _build(profile: TLSProfile) -> ssl.SSLContext:
+def _build(profile: TLSProfile, store: SystemStore) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # verifies certificate and name
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.hostname_checks_common_name = False
@@ -78,29 +146,50 @@ def _build(profile: TLSProfile) -> ssl.SSLContext:
     # Explicit on every Python, so that an upgrade changes nothing: 3.13 sets both by default.
     strict = ssl.VERIFY_X509_STRICT if profile.x509_strict else ssl.VerifyFlags(0)
     context.verify_flags = ssl.VERIFY_X509_PARTIAL_CHAIN | ssl.VERIFY_X509_TRUSTED_FIRST | strict
-    try:
-        if profile.ca_pem is None:
-            _load_system_store(context)
-        else:
-            pem = profile.ca_pem if isinstance(profile.ca_pem, bytes) else profile.ca_pem.encode("ascii", "replace")
-            # Python takes ASCII only, but comments between certificates may be anything.
-            context.load_verify_locations(cadata=pem.decode("ascii", "replace").replace("\ufffd", "?"))
-    except (ssl.SSLError, ValueError) as error:
-        raise ConfigurationError(
-            "ca_pem holds no readable certificate: write PEM, from -----BEGIN CERTIFICATE-----"
-        ) from error
+    if profile.ca_pem is None:
+        _load_system_store(context, store)
+    else:
+        _load_private_authority(context, profile.ca_pem)
     if profile.client_cert_pem is not None and profile.client_key_pem is not None:
         _load_client_certificate(context, profile.client_cert_pem, profile.client_key_pem)
     return context
 
 
-def _load_system_store(context: ssl.SSLContext) -> None:
-    # By explicit path: SSL_CERT_FILE and SSL_CERT_DIR of the environment must not change whom we trust.
-    paths = ssl.get_default_verify_paths()
-    file = paths.openssl_cafile if os.path.isfile(paths.openssl_cafile) else None
-    directory = paths.openssl_capath if os.path.isdir(paths.openssl_capath) else None
-    if file or directory:
-        context.load_verify_locations(cafile=file, capath=directory)
+_HASHED_NAME: Final = re.compile(r"[0-9a-f]{8}\.[0-9]+")
+"""A certificate in a directory that OpenSSL looks into (openssl-rehash)."""
+
+
+def _load_system_store(context: ssl.SSLContext, store: SystemStore) -> None:
+    """Without any certificate every receiver would seem to have an unknown authority, and its owner would be told to mend it."""
+    try:
+        hashed = any(map(_HASHED_NAME.fullmatch, os.listdir(store.directory)))
+    except OSError:
+        hashed = False
+    file = store.file if os.path.isfile(store.file) else None
+    try:
+        if file is not None or hashed:
+            context.load_verify_locations(cafile=file, capath=store.directory if hashed else None)
+    except (ssl.SSLError, OSError) as error:
+        raise ConfigurationError(
+            f"the system's certificates in {store.file} cannot be read: mend the file (often the package ca-certificates), "
+            "or give the endpoint its own authority as ca_pem"
+        ) from error
+    if not hashed and not context.cert_store_stats()["x509_ca"]:
+        raise ConfigurationError(
+            f"the system has no certificates in {store.file} or {store.directory}: install the package ca-certificates, "
+            "or give the endpoint its own authority as ca_pem"
+        )
+
+
+def _load_private_authority(context: ssl.SSLContext, ca_pem: str | bytes) -> None:
+    pem = ca_pem if isinstance(ca_pem, bytes) else ca_pem.encode("ascii", "replace")
+    try:
+        # Python takes ASCII only, but comments between certificates may be anything.
+        context.load_verify_locations(cadata=pem.decode("ascii", "replace").replace("\ufffd", "?"))
+    except (ssl.SSLError, ValueError) as error:
+        raise ConfigurationError(
+            "ca_pem holds no readable certificate: write PEM, from -----BEGIN CERTIFICATE-----"
+        ) from error
 
 
 def _load_client_certificate(context: ssl.SSLContext, certificate: str | bytes, key: str | bytes) -> None:

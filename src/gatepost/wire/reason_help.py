@@ -35,8 +35,10 @@ REASON_HELP: Final[Mapping[Reason, str]] = {
     Reason.DNS_MIXED_ANSWERS: "The name has allowed and denied addresses at once, as in a rebinding attack.",
     # connections
     Reason.CONNECTION_REFUSED: "Nothing listens on the port.",
-    Reason.CONNECTION_RESET: "The peer reset the connection.",
-    Reason.CONNECTION_CLOSED: "The peer closed the connection before a complete response head.",
+    Reason.CONNECTION_RESET: "The peer reset the connection; perhaps it refused our client certificate, if there was one.",
+    Reason.CONNECTION_CLOSED: (
+        "The peer closed the connection before a complete response head; perhaps it refused our client certificate, if there was one."
+    ),
     Reason.HOST_UNREACHABLE: "A router says the host cannot be reached.",
     Reason.NETWORK_UNREACHABLE: "There is no route to the network.",
     Reason.CONNECT_FAILED: "The connection could not be made for another reason.",
