@@ -72,9 +72,8 @@ def test_cancel_03_an_exit_raised_by_a_hook_leaves_nothing_behind() -> None:
             finally:
                 assert_nothing_held(client, idle=1)
 
-    with same_descriptors():
-        with pytest.raises(SystemExit):
-            asyncio.run(main())
+    with same_descriptors(), pytest.raises(SystemExit):
+        asyncio.run(main())
     assert_nothing_held(held[0])
 
 

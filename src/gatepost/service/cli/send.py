@@ -90,10 +90,10 @@ def read_data(data: str) -> bytes:
 def parse_headers(lines: list[str] | tuple[str, ...]) -> dict[str, str]:
     """`NAME: VALUE` lines as a mapping."""
     headers = {}
-    for line in lines:
+    for number, line in enumerate(lines, 1):
         name, colon, value = line.partition(":")
         if not colon or not name.strip():
-            fail(f"--header {name!r}: write NAME: VALUE")
+            fail(f"--header number {number} is not of the form NAME: VALUE")  # not shown: it may be the value alone
         headers[name.strip()] = value.strip()
     return headers
 
