@@ -232,6 +232,12 @@ class Peer:
         while SYSTEM_CLOCK.monotonic() < until:  # noqa: ASYNC110  # timers of event loops are too coarse, see SPIN
             await asyncio.sleep(0)
 
+    def readable_now(self) -> bool:
+        """Whether bytes, or the client's end, are here already; reads nothing, and nobody else runs meanwhile."""
+        if self._buffer or (self._tls is not None and self._tls.pending()):
+            return True
+        return bool(select.select([self._sock], [], [], 0)[0])
+
     async def readable_within(self, seconds: float) -> bool:
         """Whether bytes, or the client's end, arrive in time; reads nothing."""
         if self._buffer or (self._tls is not None and self._tls.pending()):
