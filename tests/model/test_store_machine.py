@@ -107,7 +107,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.tenants: dict[int, str] = {}
         self.keys: dict[tuple[str, str], NewEvent] = {}
         self.stored: dict[int, NewEvent] = {}
-        self.bodies: dict[int, bytes] = {}  # of every event ever accepted
+        self.ever: dict[int, NewEvent] = {}  # every event that was accepted, also those that retention took
         self.held: dict[int, Row] = {}
         self.stale: tuple[int, list[Row]] = (0, [])  # what an owner before held, and its epoch
         self.batches: list[tuple[SettleBatch, SettleBatch]] = []
@@ -192,7 +192,7 @@ class StoreMachine(RuleBasedStateMachine):
                 conflict = first.event_id in self.stored and first.body != event.body
                 return EnqueueResult(first.event_id, not conflict, conflict)
         self.stored[event.event_id] = event
-        self.bodies[event.event_id] = event.body
+        self.ever[event.event_id] = event
         for target in event.targets:
             number = target.delivery_id
             self.rows[number] = Row(target.lane, target.due_at, number, event.event_id, 0, event.created_at, 0)
@@ -331,7 +331,9 @@ class StoreMachine(RuleBasedStateMachine):
         assert len(moved) == min(limit, len(dead))
         for number, (_, lane, due) in zip(dead, moved, strict=False):
             self.states[number] = "waiting"
-            self.rows[number] = Row(lane, due, number, self.rows[number].event_id, 0, due, 0)
+            event_id = self.rows[number].event_id
+            self.rows[number] = Row(lane, due, number, event_id, 0, due, 0)
+            self.stored[event_id] = self.ever[event_id]  # the dead letter's copy brings it back
 
     @rule(tenant=st.sampled_from([None, "acme"]), limit=st.integers(1, 2))
     def purge(self, tenant: str | None, limit: int) -> None:
@@ -417,7 +419,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert (info.state if info else "forgotten") == state
         bodies = self.run(self.subject.load_events({row.event_id for row in rows}))
         assert {event_id: body.body for event_id, body in bodies.items()} == {
-            row.event_id: self.bodies[row.event_id] for row in rows
+            row.event_id: self.ever[row.event_id].body for row in rows
         }
 
     @invariant()
