@@ -15,6 +15,7 @@ import pytest
 
 from gatepost.clock import SYSTEM_CLOCK
 from gatepost.errors import ConfigurationError, SchemaMismatch, StoreError, StoreLocked
+from gatepost.store.rows import NewEvent, OutboxEvent
 from gatepost.store.secretbox import SecretBox
 from gatepost.store.sqlite.connection import connect
 from gatepost.store.sqlite.outbox import SqliteOutbox
@@ -59,6 +60,52 @@ async def test_a_second_dispatcher_is_refused_and_told_who_holds_the_file(tmp_pa
     finally:
         await store.aclose()
     await close(path)
+
+
+async def test_a_file_under_a_second_name_has_the_same_owner(tmp_path: Path) -> None:
+    """SQLite follows a symbolic link to the one file; two dispatchers on it would deliver everything twice."""
+    path, link = tmp_path / "gatepost.db", tmp_path / "elsewhere" / "link.db"
+    link.parent.mkdir()
+    link.symlink_to(path)
+    store = SqliteStore.open(path)
+    try:
+        with pytest.raises(StoreLocked, match=f"process {os.getpid()}"):
+            SqliteStore.open(link)
+    finally:
+        await store.aclose()
+    await close(link)
+    assert sorted(found.name for found in link.parent.iterdir()) == ["link.db"], (
+        "key and lock stand beside the real file"
+    )
+
+
+async def test_a_file_that_was_removed_or_replaced_takes_nothing_more(tmp_path: Path) -> None:
+    """SQLite would go on committing into the nameless file: accepted, answered as durable, and gone with the process."""
+    path, away = tmp_path / "gatepost.db", tmp_path / "away.db"
+    store = SqliteStore.open(path)
+    outbox = SqliteOutbox(path)
+    event = NewEvent(1 << 40, "acme", None, "t", "text/plain", b"x", 1, [])
+    put = OutboxEvent(0, 2 << 40, "acme", None, "t", "text/plain", b"x", None, "normal", None, 1)
+    try:
+        path.rename(away)
+        for replace in (False, True):
+            if replace:
+                path.write_bytes(away.read_bytes())
+            with pytest.raises(StoreError, match="removed or replaced"):
+                await store.enqueue([event])
+            with pytest.raises(StoreError, match="removed or replaced"):
+                await store.ping()
+            with pytest.raises(StoreError, match="removed or replaced"):
+                await store.outbox_put([put])
+            with pytest.raises(StoreError, match="removed or replaced"):
+                outbox.put([put])
+        away.rename(path)
+        await store.ping()
+        outbox.put([put])
+        assert [result.duplicate for result in await store.enqueue([event])] == [False]
+    finally:
+        outbox.close()
+        await store.aclose()
 
 
 async def test_a_file_is_free_again_when_its_owner_was_killed(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
+import subprocess
 import sys
 import threading
 import time
@@ -18,6 +19,26 @@ from gatepost.errors import StoreError
 from gatepost.store.rows import NewEvent, OutboxEvent, Target, lane_of
 from gatepost.store.sqlite.outbox import SqliteOutbox
 from gatepost.store.sqlite.store import SqliteStore
+
+FORKER = """
+import os, sys
+from gatepost.dispatch.publisher import Publisher
+with Publisher.open_sync(f"sqlite:///{sys.argv[1]}") as publisher:
+    child = os.fork()
+    try:
+        publisher.publish_sync("t", b"x")
+        outcome = "published"
+    except RuntimeError as error:
+        outcome = str(error)
+    if child:
+        os.waitpid(child, 0)
+    print("parent" if child else "child", outcome, flush=True)
+    if not child:
+        publisher._outbox.close()
+        os._exit(0)
+    publisher.publish_sync("t", b"y")
+"""
+"""A publisher opened before a fork, as `gunicorn --preload` does it."""
 
 CHILD = Path(__file__).with_name("publish_child.py")
 LANE = lane_of(1, 0)
@@ -147,4 +168,16 @@ def test_threads_may_share_an_outbox(tmp_path: Path) -> None:
     outbox.close()
     raw = sqlite3.connect(path)
     assert raw.execute("SELECT count(*) FROM outbox").fetchone() == (80,)
+    raw.close()
+
+
+def test_a_publisher_is_refused_after_a_fork(tmp_path: Path) -> None:
+    """Parent and child would make the same event ids: one event of each pair would pass for a repetition and be lost."""
+    path = tmp_path / "gatepost.db"
+    done = subprocess.run([sys.executable, "-c", FORKER, path], capture_output=True, text=True, check=True, timeout=60)
+    child, parent = done.stdout.splitlines()
+    assert parent == "parent published"
+    assert child.startswith("child this publisher was opened before a fork")
+    raw = sqlite3.connect(path)
+    assert raw.execute("SELECT count(*) FROM outbox").fetchone() == (2,)
     raw.close()

@@ -27,6 +27,7 @@ from gatepost.store.rows import (
 from gatepost.store.sqlite import maintenance, operate, reads, views
 from gatepost.store.sqlite.connection import connect
 from gatepost.store.sqlite.finder import NEWEST, find, matching
+from gatepost.store.sqlite.identity import FileIdentity
 from gatepost.store.sqlite.intake import drop_outbox, put_outbox
 from gatepost.store.sqlite.schema import prepare
 from gatepost.store.sqlite.settle import settle
@@ -48,7 +49,7 @@ def traced(path: Path) -> Iterator[tuple[sqlite3.Connection, QueueWork, list[str
     """A new file, the writer's memory, and the statements that run on it."""
     connection = connect(path)
     prepare(connection, path, SYSTEM_CLOCK, may_migrate=True)
-    work = QueueWork(connection, SpaceGuard(connection, path), index_lag_max=1)
+    work = QueueWork(connection, FileIdentity(path), SpaceGuard(connection, path), index_lag_max=1)
     statements: list[str] = []
     connection.set_trace_callback(statements.append)
     try:
@@ -94,7 +95,7 @@ def test_every_statement_finds_its_rows_by_a_key(tmp_path: Path) -> None:
         reads.lane_stats(connection, work.tally, [lane], 10)
         reads.totals(connection, work.tally, str(tmp_path / "gatepost.db"))
         event = OutboxEvent(0, 7, "acme", None, "t", "text/plain", b"", None, "normal", None, 1)
-        put_outbox(connection, work.space, [event])
+        put_outbox(connection, work.identity, work.space, [event])
         reads.outbox_peek(connection, 5)
         drop_outbox(connection, [7])
         for state in (None, "waiting", "delivered", "dead", "cancelled"):

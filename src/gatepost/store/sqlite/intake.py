@@ -13,6 +13,7 @@ from typing import Any
 from gatepost.store.fingerprint import key_fingerprint
 from gatepost.store.rows import EnqueueResult, NewEvent, OutboxEvent
 from gatepost.store.sqlite.bulk import insert, where_in
+from gatepost.store.sqlite.identity import FileIdentity
 from gatepost.store.sqlite.keys import KeyIndex
 from gatepost.store.sqlite.listing import EndpointListing
 from gatepost.store.sqlite.space import SpaceGuard
@@ -155,8 +156,11 @@ class Intake:
         self._tally.wait(lanes)
 
 
-def put_outbox(connection: sqlite3.Connection, space: SpaceGuard, events: Sequence[OutboxEvent]) -> None:
-    """Store events for fan-out; those stored already are left as they are. Raises `StoreFull`."""
+def put_outbox(
+    connection: sqlite3.Connection, identity: FileIdentity, space: SpaceGuard, events: Sequence[OutboxEvent]
+) -> None:
+    """Store events for fan-out; those stored already are left as they are. Raises `StoreFull`, `StoreError`."""
+    identity.check()
     space.check()
     values: list[Any] = []
     for e in events:

@@ -18,6 +18,7 @@ from gatepost.delivery.ids import NODES
 from gatepost.errors import StoreError
 from gatepost.store.rows import OutboxEvent
 from gatepost.store.sqlite.connection import connect, store_error
+from gatepost.store.sqlite.identity import FileIdentity
 from gatepost.store.sqlite.intake import put_outbox
 from gatepost.store.sqlite.meta import next_node
 from gatepost.store.sqlite.schema import prepare
@@ -38,7 +39,9 @@ class SqliteOutbox:
         self._path = os.fspath(path)
         self._lock = threading.Lock()  # one transaction at a time on the synchronous connection
         self._connection = self._open()
+        self._identity = FileIdentity(self._path)
         self._space = SpaceGuard(self._connection, self._path)
+        self._process = os.getpid()
         self._writer: WriterThread | None = None
         self._closed = False
 
@@ -63,7 +66,7 @@ class SqliteOutbox:
 
         Raises `StoreFull` when the disk has no room, `StoreError` for anything else.
         """
-        self._transact(put_outbox, self._space, events)
+        self._transact(put_outbox, self._identity, self._space, events)
 
     def _transact(
         self,
@@ -71,6 +74,7 @@ class SqliteOutbox:
         *args: Arguments.args,
         **kwargs: Arguments.kwargs,
     ) -> Result:
+        self._check_open()  # before the lock: a fork may have copied it held
         with self._lock:
             self._check_open()
             try:
@@ -88,7 +92,7 @@ class SqliteOutbox:
         """The same for an event loop: calls that wait together are committed together."""
         self._check_open()
         writer = self._writer or self._start_writer(await asyncio.to_thread(self._open))
-        await writer.call(len(events), put_outbox, self._space, events)
+        await writer.call(len(events), put_outbox, self._identity, self._space, events)
 
     def _start_writer(self, connection: sqlite3.Connection) -> WriterThread:
         if self._writer is not None:
@@ -99,7 +103,9 @@ class SqliteOutbox:
         return self._writer
 
     def close(self) -> None:
-        """Finish what was accepted, then close. Idempotent; blocks."""
+        """Finish what was accepted, then close. Idempotent; blocks. After a fork it is the parent's to close."""
+        if self._process != os.getpid():
+            return
         with self._lock:
             self._closed = True
             self._connection.close()
@@ -109,10 +115,14 @@ class SqliteOutbox:
 
     async def aclose(self) -> None:
         """`close` without blocking the event loop."""
-        if self._writer is not None:
+        if self._writer is not None and self._process == os.getpid():
             self._writer.begin_close()
         await asyncio.to_thread(self.close)
 
     def _check_open(self) -> None:
+        if self._process != os.getpid():
+            # Both processes would make the same event ids, so that one's event counts as a repetition of the other's and is
+            # lost; and an SQLite connection must not be carried over a fork.
+            raise RuntimeError("this publisher was opened before a fork: open one in each process, after the fork")
         if self._closed:
             raise StoreError("the outbox is closed")

@@ -45,6 +45,7 @@ from gatepost.store.secretbox import SecretBox
 from gatepost.store.sqlite import operate, reads, views
 from gatepost.store.sqlite.connection import connect, store_error
 from gatepost.store.sqlite.finder import NEWEST, find, matching
+from gatepost.store.sqlite.identity import FileIdentity
 from gatepost.store.sqlite.intake import drop_outbox, put_outbox
 from gatepost.store.sqlite.keycheck import check_keys
 from gatepost.store.sqlite.lock import FileLock
@@ -108,7 +109,8 @@ class SqliteStore(SqliteRegistry):
         `index_lag_max` is how many rows may wait for their index (`strips`).
         Raises `StoreLocked`, `SchemaMismatch`, `StoreError`, `ConfigurationError`.
         """
-        name = os.fspath(path)
+        # SQLite follows links, so must the lock: one file under two names has one owner.
+        name = os.path.realpath(path)
         with ExitStack() as undo:
             lock = FileLock(name)
             undo.callback(lock.release)
@@ -121,7 +123,7 @@ class SqliteStore(SqliteRegistry):
                 check_keys(connection, box)
                 epoch = _first_epoch(connection)
                 space = SpaceGuard(connection, name, max_bytes=max_bytes, reserve_bytes=reserve_bytes)
-                work = QueueWork(connection, space, index_lag_max)
+                work = QueueWork(connection, FileIdentity(name), space, index_lag_max)
             except sqlite3.Error as error:
                 raise store_error(error, name) from error
             hot = connect(name, query_only=True)
@@ -162,7 +164,7 @@ class SqliteStore(SqliteRegistry):
         return results
 
     async def outbox_put(self, events: Sequence[OutboxEvent]) -> None:
-        await self._writer.call(len(events), put_outbox, self._work.space, events)
+        await self._writer.call(len(events), put_outbox, self._work.identity, self._work.space, events)
         self._outbox_news.set()
 
     async def outbox_peek(self, limit: int) -> Sequence[OutboxEvent]:
@@ -290,7 +292,7 @@ class SqliteStore(SqliteRegistry):
 
     async def ping(self) -> None:
         # A write, because a disk that is full or read-only still answers reads.
-        await self._writer.call(1, _touch)
+        await self._writer.call(1, _touch, self._work.identity)
 
     async def aclose(self) -> None:
         # The writer last: the connection that closes last empties the write-ahead log.
@@ -323,5 +325,6 @@ def _raise_epoch(connection: sqlite3.Connection) -> int:
     return int(row[0])
 
 
-def _touch(connection: sqlite3.Connection) -> None:
+def _touch(connection: sqlite3.Connection, identity: FileIdentity) -> None:
+    identity.check()
     connection.execute("UPDATE part SET epoch = epoch")

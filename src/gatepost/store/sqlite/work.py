@@ -9,8 +9,9 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
-from gatepost.errors import StoreFull
+from gatepost.errors import StoreError
 from gatepost.store.rows import EnqueueResult, NewEvent, SettleBatch
+from gatepost.store.sqlite.identity import FileIdentity
 from gatepost.store.sqlite.intake import Intake
 from gatepost.store.sqlite.keys import KeyIndex
 from gatepost.store.sqlite.listing import EndpointListing
@@ -23,9 +24,12 @@ from gatepost.store.sqlite.writer import CallWork, Kind, Operation, Reply
 class QueueWork(CallWork):
     """The owner's writes."""
 
-    def __init__(self, connection: sqlite3.Connection, space: SpaceGuard, index_lag_max: int) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, identity: FileIdentity, space: SpaceGuard, index_lag_max: int
+    ) -> None:
         super().__init__(connection)
         newest_event = connection.execute("SELECT coalesce(max(id), 0) FROM event").fetchone()[0]
+        self.identity = identity
         self.space = space
         self.tally = Tally(connection)
         self.keys = KeyIndex(connection, newest_event, index_lag_max)
@@ -57,9 +61,10 @@ class QueueWork(CallWork):
         if not operations:
             return []
         try:
+            self.identity.check()
             self.space.check()
-        except StoreFull as full:
-            return [Reply(operation, None, StoreFull(*full.args)) for operation in operations]
+        except StoreError as refusal:
+            return [Reply(operation, None, type(refusal)(*refusal.args)) for operation in operations]
         events: list[NewEvent] = []
         for operation in operations:
             events += operation.argument
