@@ -1,13 +1,14 @@
 """Publishing: an event and its deliveries become durable in one transaction, and start at once without a read.
 
-Calls that wait together are stored together. It decides the fan-out (every endpoint of the tenant that takes the type) and
+Calls that wait together are stored together, tenants in turn, so that one with thousands of endpoints or events does not
+stand before the others. It decides the fan-out (every endpoint of the tenant that takes the type) and
 refuses what cannot be taken (limits, a full disk); it starts nothing. Called by `Dispatcher.publish` and the outbox follower.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -24,11 +25,13 @@ from gatepost.store.rows import EnqueueResult, EventBody, NewEvent, OutboxEvent,
 
 BATCH_EVENTS_MAX: Final = 250
 BATCH_BYTES_MAX: Final = 4 * 1_048_576
-"""One transaction: a few milliseconds of writing."""
+BATCH_ROWS_MAX: Final = 500
+"""One transaction: a few milliseconds of writing. An event with more targets than these rows is a transaction of its own."""
 BATCHES_AT_ONCE: Final = 2
 """One is being committed while the next is prepared."""
 WAITING_EVENTS_MAX: Final = 10_000
 WAITING_BYTES_MAX: Final = 64 * 1_048_576
+WAITING_ROWS_MAX: Final = 100_000
 """Published and not yet stored; beyond it a publish is refused at once."""
 PUBLISH_TIMEOUT: Final = 5.0
 """Seconds that `publish` waits for the store."""
@@ -49,10 +52,11 @@ class IntakeStatistics:
 class _Waiting:
     """One event on its way into the store."""
 
-    __slots__ = ("event", "future", "taken", "until")
+    __slots__ = ("event", "future", "rows", "taken", "until")
 
     def __init__(self, event: NewEvent, future: asyncio.Future[EnqueueResult], until: float) -> None:
         self.event = event
+        self.rows = _rows_of(event)
         self.future = future
         self.until = until
         """Loop time at which the publisher is told that it took too long."""
@@ -82,8 +86,11 @@ class Intake:
         self._store_time = store_time
         self._hand_over = hand_over
         self._publish_timeout = publish_timeout
-        self._queue: deque[_Waiting] = deque()
+        self._queues: OrderedDict[str, deque[_Waiting]] = OrderedDict()
+        """By tenant, the one whose turn it is first; none is empty."""
+        self._queued = 0
         self._queue_bytes = 0
+        self._queue_rows = 0
         self._unanswered: dict[_Waiting, None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -116,8 +123,12 @@ class Intake:
     async def take_outbox(self, events: Sequence[OutboxEvent]) -> Sequence[tuple[OutboxEvent, EnqueueResult]]:
         """Fan out events that publishers stored. What conflicts is returned too, and must be dropped by the caller."""
         new_events = [self._from_outbox(event) for event in events]
-        results = await self._store.enqueue(new_events)
-        self._stored(new_events, results)
+        results: list[EnqueueResult] = []
+        while len(results) < len(new_events):
+            portion = _first_portion(new_events[len(results) :])
+            stored = await self._store.enqueue(portion)
+            self._stored(portion, stored)
+            results += stored
         return list(zip(events, results, strict=True))
 
     async def aclose(self) -> None:
@@ -172,13 +183,17 @@ class Intake:
 
     async def _enqueue(self, event: NewEvent) -> EnqueueResult:
         size = len(event.body)
-        if len(self._queue) >= WAITING_EVENTS_MAX or self._queue_bytes + size > WAITING_BYTES_MAX:
+        if (
+            self._queued >= WAITING_EVENTS_MAX
+            or self._queue_rows >= WAITING_ROWS_MAX
+            or self._queue_bytes + size > WAITING_BYTES_MAX
+        ):
             self.statistics.refused += 1
             raise Overloaded("the store cannot keep up with what is published: nothing was stored", retry_after=1.0)
         loop = asyncio.get_running_loop()
         waiting = _Waiting(event, loop.create_future(), loop.time() + self._publish_timeout)
-        self._queue.append(waiting)
-        self._queue_bytes += size
+        self._queues.setdefault(event.tenant, deque()).append(waiting)
+        self._count(waiting, 1)
         if self._storing < BATCHES_AT_ONCE:
             self._storing += 1
             # The batch belongs to a task of its own: a publisher that is cancelled must not take others' events with it,
@@ -197,8 +212,16 @@ class Intake:
                 self._withdraw(waiting)
 
     def _withdraw(self, waiting: _Waiting) -> None:
-        self._queue.remove(waiting)
-        self._queue_bytes -= len(waiting.event.body)
+        queue = self._queues[waiting.event.tenant]
+        queue.remove(waiting)
+        if not queue:
+            del self._queues[waiting.event.tenant]
+        self._count(waiting, -1)
+
+    def _count(self, waiting: _Waiting, sign: int) -> None:
+        self._queued += sign
+        self._queue_bytes += sign * len(waiting.event.body)
+        self._queue_rows += sign * waiting.rows
 
     def _expire(self) -> None:
         """Answer those that have waited too long; one timer for all, since they expire in order."""
@@ -225,7 +248,7 @@ class Intake:
 
     async def _store_batches(self) -> None:
         try:
-            while self._queue:
+            while self._queues:
                 await self._store_batch(self._take_batch())
         finally:
             self._storing -= 1
@@ -244,14 +267,23 @@ class Intake:
                 waiting.future.set_result(result)
 
     def _take_batch(self) -> list[_Waiting]:
+        """The oldest event of each tenant in turn, while they fit."""
         batch: list[_Waiting] = []
-        size = 0
-        while self._queue and len(batch) < BATCH_EVENTS_MAX and size < BATCH_BYTES_MAX:
-            waiting = self._queue.popleft()
+        size = rows = 0
+        while self._queues and len(batch) < BATCH_EVENTS_MAX and size < BATCH_BYTES_MAX:
+            tenant, queue = next(iter(self._queues.items()))
+            if batch and rows + queue[0].rows > BATCH_ROWS_MAX:
+                break  # it stays first in line
+            waiting = queue.popleft()
+            if queue:
+                self._queues.move_to_end(tenant)
+            else:
+                del self._queues[tenant]
             waiting.taken = True
+            self._count(waiting, -1)
             size += len(waiting.event.body)
+            rows += waiting.rows
             batch.append(waiting)
-        self._queue_bytes -= size
         return batch
 
     def _stored(self, events: Sequence[NewEvent], results: Sequence[EnqueueResult]) -> None:
@@ -283,6 +315,21 @@ class Intake:
                 "a key names one event, write a new key for a new one",
             )
         return Receipt(public_id, result.duplicate, len(event.targets) if not result.duplicate else 0)
+
+
+def _rows_of(event: NewEvent) -> int:
+    """What it takes to store an event."""
+    return 1 + len(event.targets)
+
+
+def _first_portion(events: Sequence[NewEvent]) -> Sequence[NewEvent]:
+    """As many from the front as make one transaction, at least one."""
+    rows = 0
+    for at, event in enumerate(events):
+        rows += _rows_of(event)
+        if at and rows > BATCH_ROWS_MAX:
+            return events[:at]
+    return events
 
 
 def _fail(waiting: _Waiting, error: Exception) -> None:
