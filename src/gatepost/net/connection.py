@@ -70,6 +70,7 @@ class Connection:
         "_sealed",
         "_sealed_plain",
         "_sock",
+        "_stopped",
         "_tls",
         "_unfinished",
         "_writing",
@@ -105,6 +106,8 @@ class Connection:
         """Request bytes in it."""
         self._unfinished = False
         """A request was begun and not wholly handed over."""
+        self._stopped = False
+        """It never will be. What TLS says of itself may still empty the buffers, which must not look like a whole request."""
         self.address = address
         """The peer's address without the port."""
         self.keeper = keeper
@@ -177,6 +180,7 @@ class Connection:
         """Send a request; `on_written` or `on_write_failed` of the user follows, possibly before this returns."""
         self.bytes_sent = 0
         self._unfinished = True
+        self._stopped = False
         if len(body) <= WRITE_SIZE:
             data = head + body
             if self._tls is None:
@@ -203,8 +207,9 @@ class Connection:
         self._write_on()
 
     def stop_writing(self) -> None:
-        """Drop what has not been written: the answer is already here."""
+        """Drop what has not been written: the answer is already here. `on_written` will not follow."""
         self._rest = []
+        self._stopped = True
         self._stop_writer()
 
     def _write_on(self) -> None:
@@ -239,7 +244,7 @@ class Connection:
             self._write_failed(error)
             return
         self._stop_writer()
-        if self._unfinished:
+        if self._unfinished and not self._stopped:
             self._unfinished = False
             if self.user is not None:
                 self.user.on_written()
