@@ -20,8 +20,8 @@ CACHED_HEAD_MAX: Final = 2_048
 CACHED_FIELDS_MAX: Final = 32
 """Bytes and fields; a longer head is parsed anew. Each field takes some 200 bytes more than its text, so that the cache stays
 below 12 MiB whatever peers send, and at 1 MiB with usual heads."""
-LENGTH_DIGITS_MAX: Final = 18
-"""Content-Length digits; more is no length but an attack on arithmetic."""
+LENGTH_DIGITS_MAX: Final = 19
+"""Content-Length digits: what fits 63 bits, as common servers count. More is no length but an attack on arithmetic."""
 
 _NAME = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 _VALUE = r"[\t\x20-\x7e\x80-\xff]*"
