@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+import trustme
+
 from gatepost.testing.receiver import Receiver
 from gatepost.wire.signing import verify
 from tests.service.running import Api, api, ok, problem, until
@@ -14,7 +16,7 @@ from tests.service.running import Api, api, ok, problem, until
 
 async def new_endpoint(service: Api, url: str, **fields: Any) -> Any:
     """A registered endpoint."""
-    return await ok(service.client.post("/v1/endpoints", json={"url": url, **fields}), 201)
+    return await ok(service.client.post("/v1/endpoints", json={"url": url, "probe": False, **fields}), 201)
 
 
 async def test_an_event_is_accepted_delivered_signed_and_shown(tmp_path: Path) -> None:
@@ -170,6 +172,9 @@ async def test_a_malformed_batch_stores_nothing(tmp_path: Path) -> None:
 
 async def test_an_endpoint_lives_from_creation_to_deletion(tmp_path: Path) -> None:
     """Every field that can be set can be read back, but for what is secret."""
+    made = trustme.CA().issue_cert("client@example.com")
+    key = made.private_key_pem.bytes().decode()
+    certificate = {"client_cert_pem": made.cert_chain_pems[0].bytes().decode(), "client_key_pem": key}
     async with api(tmp_path) as service:
         created = await new_endpoint(
             service,
@@ -183,9 +188,12 @@ async def test_an_endpoint_lives_from_creation_to_deletion(tmp_path: Path) -> No
             rate=10,
             limits={"read_timeout": 20},
             deduplicates=False,
+            **certificate,
         )
         path = f"/v1/endpoints/{created['id']}"
         assert created["secret"].startswith("whsec_")
+        assert (created["client_key_pem"], created["unverified"]) == ("***", "not_probed")
+        assert key.splitlines()[1] not in json.dumps(created)
         shown = await ok(service.client.get(path))
         assert "secret" not in shown
         assert created["secret"] not in json.dumps(shown)

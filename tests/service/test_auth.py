@@ -74,7 +74,9 @@ async def test_a_tenant_acts_for_itself_only(tmp_path: Path) -> None:
     async with api(tmp_path, keyed=True) as service:
         key = await tenant_key(service, "acme")
         async with service.as_key(key) as acme:
-            endpoint = await ok(acme.post("/v1/endpoints", json={"url": "https://hooks.example.com/"}), 201)
+            endpoint = await ok(
+                acme.post("/v1/endpoints", json={"url": "https://hooks.example.com/", "probe": False}), 201
+            )
             assert endpoint["tenant"] == "acme"
             receipt = await ok(acme.post("/v1/events", json={"type": "a", "payload": 1}), 202)
             assert receipt["deliveries"] == 1
@@ -88,7 +90,7 @@ def bodies() -> dict[str, Any]:
     return {
         "/v1/events": {"type": "a", "payload": 1, "tenant": "other"},
         "/v1/events:batch": {"events": [{"type": "a", "payload": 1, "tenant": "other"}]},
-        "/v1/endpoints": {"url": "https://hooks.example.com/", "tenant": "other"},
+        "/v1/endpoints": {"url": "https://hooks.example.com/", "tenant": "other", "probe": False},
         "/v1/endpoints/{endpoint_id}": {"description": "mine now"},
         "/v1/deliveries:cancel": {"tenant": "other"},
         "/v1/dead-letters:replay": {"tenant": "other"},
@@ -113,7 +115,9 @@ async def test_every_route_answers_404_to_another_tenants_key(tmp_path: Path) ->
         mine = await tenant_key(service, "acme")
         theirs = await tenant_key(service, "other")
         async with service.as_key(theirs) as other:
-            endpoint = await ok(other.post("/v1/endpoints", json={"url": "https://hooks.example.com/"}), 201)
+            endpoint = await ok(
+                other.post("/v1/endpoints", json={"url": "https://hooks.example.com/", "probe": False}), 201
+            )
             await ok(other.post(f"/v1/endpoints/{endpoint['id']}/pause"))
             await ok(other.post("/v1/events", json={"type": "a", "payload": 1}), 202)
             delivery = (await ok(other.get("/v1/deliveries")))["items"][0]
@@ -147,7 +151,9 @@ async def test_a_filter_for_another_tenants_endpoint_finds_nothing(tmp_path: Pat
         mine = await tenant_key(service, "acme")
         theirs = await tenant_key(service, "other")
         async with service.as_key(theirs) as other:
-            endpoint = await ok(other.post("/v1/endpoints", json={"url": "https://hooks.example.com/"}), 201)
+            endpoint = await ok(
+                other.post("/v1/endpoints", json={"url": "https://hooks.example.com/", "probe": False}), 201
+            )
             await ok(other.post(f"/v1/endpoints/{endpoint['id']}/pause"))
             await ok(other.post("/v1/events", json={"type": "a", "payload": 1}), 202)
         async with service.as_key(mine) as acme:

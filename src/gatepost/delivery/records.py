@@ -124,6 +124,16 @@ class Endpoint:
     """Overrides of per-attempt limits by `ClientPolicy` field name, for example `{"read_timeout": 20.0}`."""
     deduplicates: bool = True
     """The receiver drops repeated `webhook-id`s, so that a request lost on a stale connection may be sent again at once."""
+    ca_pem: str | None = field(default=None, repr=False)
+    """Certificates that replace the public store for this endpoint; a self-signed receiver's own pins it."""
+    client_cert_pem: str | None = field(default=None, repr=False)
+    """Shown to the receiver, with `client_key_pem`; https only."""
+    client_key_pem: Secret | None = field(default=None, repr=False)
+    x509_strict: bool = True
+    """RFC 5280 checks; a private authority with old certificates may need False."""
+    unverified: str | None = None
+    """Why nobody's certificate was seen at registration: `not_probed`, or the reason of the probe's end. Set by registration,
+    cleared by the first attempt that got through TLS. None: verified, or plain http."""
 
     @property
     def number(self) -> int:

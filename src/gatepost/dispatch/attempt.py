@@ -31,6 +31,7 @@ from gatepost.dispatch.notices import Notices
 from gatepost.dispatch.round import Start
 from gatepost.dispatch.settle import Result
 from gatepost.errors import StoreError
+from gatepost.net.tls import TLSProfile
 from gatepost.store.rows import (
     RESPONSE_SNIPPET_MAX,
     AttemptRow,
@@ -43,6 +44,7 @@ from gatepost.store.rows import (
     endpoint_of,
 )
 from gatepost.telemetry import AttemptObservation, DeliveryObservation, Observer
+from gatepost.wire.phases import SETUP_PHASES
 
 BODY_RETRY: Final = 1.0
 """Seconds before a row whose body could not be read is offered again."""
@@ -64,6 +66,7 @@ class Client(Protocol):
         tenant: str | None = None,
         content_type: str = "application/json",
         policy: ClientPolicy | None = None,
+        tls: TLSProfile | None = None,
         deduplicates: bool = True,
     ) -> Attempt:
         """One attempt; never raises for the network."""
@@ -87,6 +90,10 @@ class Desk(Protocol):
 
     def disable(self, listed: Listed, code: str) -> None:
         """The endpoint must be disabled."""
+        ...
+
+    def verified(self, listed: Listed) -> None:
+        """An unverified endpoint's certificate was right."""
         ...
 
     def event_missing(self, start: Start) -> None:
@@ -174,6 +181,7 @@ class AttemptRunner:
             tenant=endpoint.tenant,
             content_type=event.content_type,
             policy=listed.policy,
+            tls=listed.tls,
             deduplicates=endpoint.deduplicates,
         )
 
@@ -225,6 +233,10 @@ class AttemptRunner:
             self._desk.result(Result(start, epoch, change, log, due))
         if isinstance(decision, RetryAt | DeadLetter):
             self._tell_owner(listed, decision)
+        # One change of the record at a time: to disable it says more.
+        disables = isinstance(decision, DeadLetter) and decision.disable is not None
+        if listed.endpoint.unverified is not None and attempt.phase not in SETUP_PHASES and not disables:
+            self._desk.verified(listed)
         if self._observer is not None:
             self._observe(row, listed, event, attempt, decision, word, started_at, ended_at)
 

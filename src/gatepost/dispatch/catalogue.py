@@ -17,6 +17,7 @@ from gatepost.delivery.policy import ClientPolicy
 from gatepost.delivery.records import Endpoint, EndpointStatus, Tenant
 from gatepost.dispatch.endpoint_rules import UrlCheck
 from gatepost.dispatch.seats import EndpointSettings
+from gatepost.dispatch.verification import tls_profile
 from gatepost.errors import ConfigurationError
 from gatepost.store.port import Registry
 from gatepost.wire.egress import Denied
@@ -34,7 +35,7 @@ _log = logging.getLogger("gatepost.dispatch")
 class Listed:
     """One endpoint, with what an attempt needs of it worked out once."""
 
-    __slots__ = ("_signer", "_signs_until", "endpoint", "number", "policy", "refusal", "rules", "settings")
+    __slots__ = ("_signer", "_signs_until", "endpoint", "number", "policy", "refusal", "rules", "settings", "tls")
 
     def __init__(self, endpoint: Endpoint, policy: ClientPolicy, check_url: UrlCheck) -> None:
         self.endpoint: Final = endpoint
@@ -42,6 +43,7 @@ class Listed:
         self.rules: Final[DeliveryRules] = rules_of(endpoint)
         self.policy: Final = policy.evolve(**endpoint.limits) if endpoint.limits else policy
         """Limits of one attempt."""
+        self.tls: Final = tls_profile(endpoint)
         checked = check_url(endpoint.url)
         self.refusal: Final = checked if isinstance(checked, Denied) else None
         """The rule that refuses the URL today; the attempt then ends in `egress_denied`."""
@@ -55,6 +57,11 @@ class Listed:
         )
         self._signer: Signer | None = None
         self._signs_until = 0
+
+    @property
+    def origin(self) -> str | None:
+        """`scheme://host:port`, None while the URL is refused."""
+        return None if self.refusal is not None else self.settings.host
 
     def request_headers(self, webhook_id: str, now_us: int, body: bytes) -> dict[str, str]:
         """The endpoint's own headers and a fresh signature over exactly these bytes."""
@@ -73,7 +80,9 @@ class Listed:
 
 
 class Catalogue:
-    """All endpoints and tenants. `on_change` hears the number of every endpoint that changed or went."""
+    """All endpoints and tenants. `on_change` hears the number of every endpoint that changed or went, `on_left` the tenant and
+    the origin whose connections it no longer uses: its scheme, host, port or TLS settings changed.
+    """
 
     def __init__(
         self,
@@ -82,12 +91,14 @@ class Catalogue:
         check_url: UrlCheck,
         clock: Clock,
         on_change: Callable[[int], None],
+        on_left: Callable[[str, str], None],
     ) -> None:
         self._registry = registry
         self._policy = policy
         self._check_url = check_url
         self._clock = clock
         self._on_change = on_change
+        self._on_left = on_left
         self._cursor = 0
         self._by_number: dict[int, Listed] = {}
         self._by_tenant: dict[str, dict[int, Listed]] = {}
@@ -179,12 +190,23 @@ class Catalogue:
         except (ConfigurationError, TypeError) as error:
             # Stored under other rules or by another version: its events wait until somebody mends the record.
             _log.error("endpoint %s cannot be used and is held: %s", endpoint.id, error)
-            held = replace(endpoint, limits={}, status_rules={}, schedule=None, window=None)
+            held = replace(
+                endpoint,
+                limits={},
+                status_rules={},
+                schedule=None,
+                window=None,
+                ca_pem=None,
+                client_cert_pem=None,
+                client_key_pem=None,
+            )
             listed = Listed(replace(held, status=EndpointStatus.DISABLED), self._policy, self._check_url)
         self._by_number[listed.number] = listed
         self._by_tenant.setdefault(endpoint.tenant, {})[listed.number] = listed
         self._matches.clear()
         self._on_change(listed.number)
+        if known is not None and known.origin is not None and (known.origin, known.tls) != (listed.origin, listed.tls):
+            self._on_left(endpoint.tenant, known.origin)
 
     def _drop(self, number: int) -> None:
         known = self._by_number.pop(number, None)

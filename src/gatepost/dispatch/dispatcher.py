@@ -29,6 +29,7 @@ from gatepost.dispatch.intake import PUBLISH_TIMEOUT, Intake, IntakeStatistics
 from gatepost.dispatch.leases import LeaseKeeper
 from gatepost.dispatch.loop_lag import LoopLag
 from gatepost.dispatch.maintenance import Maintenance
+from gatepost.dispatch.moves import Moves
 from gatepost.dispatch.new_event import MAX_PAYLOAD, EventDraft, draft_event
 from gatepost.dispatch.notices import Notices
 from gatepost.dispatch.operations import DeadLetters, Deliveries
@@ -144,7 +145,9 @@ class Dispatcher:
         self._notices = Notices(observer, self._store_time)
         self.lag: Final = LoopLag(clock)
         tasks = TaskSet(self._notices.trouble)
-        self._catalogue = Catalogue(store, client.policy, client.check_url, clock, self._endpoint_changed)
+        self._catalogue = Catalogue(
+            store, client.policy, client.check_url, clock, self._endpoint_changed, Moves(clock, client.forget).left
+        )
         self._bodies = Bodies(store, self.settings.body_bytes_max)
         host_cap = None if self.settings.auto_host_cap else client.policy.max_per_host
         self._scheduler = LaneScheduler(SchedulerLimits(self.settings.slots, host_cap), self._catalogue.settings)
@@ -165,6 +168,7 @@ class Dispatcher:
             clock,
             self.settings.slots,
             self._disable,
+            self._mark_verified,
         )
         self._worker.runner = AttemptRunner(
             client,
@@ -211,7 +215,7 @@ class Dispatcher:
             store,
             self._catalogue,
             client.policy,
-            client.check_url,
+            client,
             clock,
             entropy,
             self._try_out,
@@ -464,6 +468,9 @@ class Dispatcher:
     async def _disable(self, endpoint_id: str, code: str) -> object:
         return await self.endpoints.disable(endpoint_id, code)
 
+    async def _mark_verified(self, endpoint_id: str) -> object:
+        return await self.endpoints.mark_verified(endpoint_id)
+
     async def _withdraw(self, endpoint: int) -> int:
         return await self.deliveries.withdraw(endpoint)
 
@@ -483,4 +490,5 @@ class Dispatcher:
             endpoint_id=endpoint.id,
             tenant=endpoint.tenant,
             policy=listed.policy,
+            tls=listed.tls,
         )

@@ -15,7 +15,9 @@ from gatepost.delivery.decide import parse_status_rules
 from gatepost.delivery.policy import POOL_FIELDS, ClientPolicy
 from gatepost.delivery.records import DEFAULT_SCHEDULE, DEFAULT_WINDOW, Endpoint
 from gatepost.delivery.retry import check_schedule
+from gatepost.dispatch.verification import tls_profile
 from gatepost.errors import ConfigurationError, DestinationDenied
+from gatepost.net.tls import check_profile
 from gatepost.wire.egress import Denied, Target
 from gatepost.wire.headers import check_headers
 from gatepost.wire.signing import parse_secret
@@ -26,6 +28,8 @@ CONCURRENCY_MAX: Final = 64
 """Attempts in flight at one endpoint (design: 1 to 64)."""
 RATE_MAX: Final = 100_000.0
 HEADERS_MAX: Final = 32
+PEM_MAX: Final = 65_536
+"""Characters of a certificate file or key: a chain has under 10,000."""
 DESCRIPTION_MAX: Final = 1_024
 TENANT_MAX: Final = 128
 
@@ -51,6 +55,7 @@ def check_endpoint(endpoint: Endpoint, policy: ClientPolicy, check_url: UrlCheck
     if len(endpoint.headers) > HEADERS_MAX:
         raise ConfigurationError(f"headers has {len(endpoint.headers)} entries: write at most {HEADERS_MAX}")
     check_headers(endpoint.headers)
+    _check_tls(endpoint, checked)
     parse_status_rules(endpoint.status_rules)
     limits = _check_limits(endpoint, policy)
     schedule = DEFAULT_SCHEDULE if endpoint.schedule is None else endpoint.schedule
@@ -62,6 +67,18 @@ def check_endpoint(endpoint: Endpoint, policy: ClientPolicy, check_url: UrlCheck
             parse_secret(secret.secret.reveal())
         except ValueError as error:
             raise ConfigurationError(f"secret: {error}") from None
+
+
+def _check_tls(endpoint: Endpoint, target: Target) -> None:
+    for name in ("ca_pem", "client_cert_pem", "client_key_pem"):
+        value = getattr(endpoint, name)
+        if value is not None and (not isinstance(value, str) or len(value) > PEM_MAX):
+            raise ConfigurationError(f"{name}: write PEM text of at most {PEM_MAX} characters")
+    if not isinstance(endpoint.x509_strict, bool):
+        raise ConfigurationError(f"x509_strict={endpoint.x509_strict!r}: write True or False")
+    profile = tls_profile(endpoint)
+    if profile is not None:
+        check_profile(target, profile)
 
 
 def check_tenant_name(tenant: str) -> None:

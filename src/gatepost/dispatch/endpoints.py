@@ -6,6 +6,7 @@ other processes follow within two seconds. Attempts in flight end under the reco
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Final
@@ -16,7 +17,8 @@ from gatepost.delivery.ids import ENDPOINT, decode_id, encode_id, new_endpoint_n
 from gatepost.delivery.policy import ClientPolicy
 from gatepost.delivery.records import Endpoint, EndpointSecret, EndpointStatus, Secret
 from gatepost.dispatch.catalogue import Catalogue
-from gatepost.dispatch.endpoint_rules import UrlCheck, check_endpoint
+from gatepost.dispatch.endpoint_rules import check_endpoint
+from gatepost.dispatch.verification import Destinations, verify
 from gatepost.errors import ConfigurationError, Conflict, LimitExceeded, NotFound
 from gatepost.store.port import Registry
 from gatepost.store.rows import Page
@@ -38,7 +40,13 @@ _CHANGEABLE: Final = frozenset(field.name for field in fields(Endpoint)) - {
     "secrets",
     "status",
     "status_reason",
+    "unverified",
 }
+_VERIFIED: Final = frozenset({"url", "ca_pem", "client_cert_pem", "client_key_pem", "x509_strict"})
+"""Fields whose change makes what was seen at registration worthless."""
+
+
+_log = logging.getLogger("gatepost.dispatch")
 
 
 class Endpoints:
@@ -49,7 +57,7 @@ class Endpoints:
         registry: Registry,
         catalogue: Catalogue,
         policy: ClientPolicy,
-        check_url: UrlCheck,
+        destinations: Destinations,
         clock: Clock,
         entropy: Entropy,
         try_out: Callable[[Endpoint], Awaitable[Attempt]],
@@ -58,7 +66,7 @@ class Endpoints:
         self._registry = registry
         self._catalogue = catalogue
         self._policy = policy
-        self._check_url = check_url
+        self._destinations = destinations
         self._clock = clock
         self._entropy = entropy
         self._try_out = try_out
@@ -80,11 +88,18 @@ class Endpoints:
         rate: float | None = None,
         limits: Mapping[str, float] | None = None,
         deduplicates: bool = True,
+        ca_pem: str | None = None,
+        client_cert_pem: str | None = None,
+        client_key_pem: str | None = None,
+        x509_strict: bool = True,
+        probe: bool = True,
     ) -> Endpoint:
         """Register a destination; a signing secret is made unless one is given.
 
-        Raises `DestinationDenied`, `HeaderRefused` or `ConfigurationError` (all `ValueError`s) saying what to write instead,
-        and `LimitExceeded` when the tenant has as many endpoints as it may.
+        An https URL is connected to and its certificate looked at: a broken chain is refused, a receiver that cannot be reached
+        is stored as `unverified`; `probe=False` asks nobody. Raises `DestinationDenied`, `HeaderRefused` or
+        `ConfigurationError` (all `ValueError`s) saying what to write instead, and `LimitExceeded` when the tenant has as many
+        endpoints as it may.
         """
         now = self._clock.wall_us()
         known = Secret(new_secret(self._entropy.token(SECRET_BYTES)) if secret is None else _revealed(secret))
@@ -105,9 +120,14 @@ class Endpoints:
             rate=rate,
             limits={} if limits is None else dict(limits),
             deduplicates=deduplicates,
+            ca_pem=_text(ca_pem),
+            client_cert_pem=_text(client_cert_pem),
+            client_key_pem=_secret(client_key_pem),
+            x509_strict=x509_strict,
         )
-        check_endpoint(endpoint, self._policy, self._check_url)
+        check_endpoint(endpoint, self._policy, self._destinations.check_url)
         self._check_count(tenant)
+        endpoint = await self._verified(endpoint, probe)
         await self._registry.create_endpoint(endpoint)
         await self._catalogue.refresh(endpoint.id)
         return endpoint
@@ -123,8 +143,11 @@ class Endpoints:
         """Endpoints in order of id; `after` is the `next` of the page before."""
         return await self._registry.endpoints(tenant, after, limit)
 
-    async def update(self, endpoint_id: str, **changes: Any) -> Endpoint:
-        """Change settings by field name. Raises `TypeError` for a field that is not there or not changed this way."""
+    async def update(self, endpoint_id: str, *, probe: bool | None = None, **changes: Any) -> Endpoint:
+        """Change settings by field name. Raises `TypeError` for a field that is not there or not changed this way.
+
+        `probe` as in `create`; None: when the URL or a TLS setting is among the changes.
+        """
         for name in changes:
             if name not in _CHANGEABLE:
                 raise TypeError(
@@ -137,7 +160,23 @@ class Endpoints:
         for name in ("headers", "status_rules", "limits"):
             if name in changes:
                 changes[name] = dict(changes[name] or {})
-        return await self._change(endpoint_id, lambda endpoint: replace(endpoint, **changes))
+        for name in ("ca_pem", "client_cert_pem"):
+            if name in changes:
+                changes[name] = _text(changes[name])
+        if "client_key_pem" in changes:
+            changes["client_key_pem"] = _secret(changes["client_key_pem"])
+        verify_anew = probe is not None or not _VERIFIED.isdisjoint(changes)
+        return await self._change(
+            endpoint_id,
+            lambda endpoint: replace(endpoint, **changes),
+            probe=(probe is None or probe) if verify_anew else None,
+        )
+
+    async def mark_verified(self, endpoint_id: str) -> Endpoint:
+        """An attempt got through TLS: its certificate has been seen now."""
+        endpoint = await self._change(endpoint_id, lambda endpoint: replace(endpoint, unverified=None), check=False)
+        _log.info("endpoint %s is verified: an attempt got through TLS", endpoint_id)
+        return endpoint
 
     async def delete(self, endpoint_id: str) -> int:
         """Remove an endpoint and cancel what waits for it; returns how many deliveries that were. Raises `NotFound`."""
@@ -187,13 +226,21 @@ class Endpoints:
         )
 
     async def _change(
-        self, endpoint_id: str, change: Callable[[Endpoint], Endpoint], *, check: bool = True
+        self,
+        endpoint_id: str,
+        change: Callable[[Endpoint], Endpoint],
+        *,
+        check: bool = True,
+        probe: bool | None = None,
     ) -> Endpoint:
+        """`probe` None: what is known of its certificate stays as it is."""
         for _ in range(UPDATE_TRIES):
             endpoint = await self.get(endpoint_id)
             changed = replace(change(endpoint), generation=endpoint.generation + 1, updated_at=self._clock.wall_us())
             if check:
-                check_endpoint(changed, self._policy, self._check_url)
+                check_endpoint(changed, self._policy, self._destinations.check_url)
+            if probe is not None:
+                changed = await self._verified(changed, probe)
             try:
                 await self._registry.update_endpoint(changed, endpoint.generation)
             except Conflict:
@@ -201,6 +248,12 @@ class Endpoints:
             await self._catalogue.refresh(changed.id)
             return changed
         raise Conflict(f"endpoint {endpoint_id} was changed by others {UPDATE_TRIES} times meanwhile: try again")
+
+    async def _verified(self, endpoint: Endpoint, probe: bool) -> Endpoint:
+        unverified = await verify(endpoint, self._destinations, probe=probe)
+        if unverified is not None:
+            _log.warning("endpoint %s is stored unverified: %s", endpoint.id, unverified)
+        return replace(endpoint, unverified=unverified)
 
     def _check_count(self, tenant: str) -> None:
         record = self._catalogue.tenant(tenant)
@@ -221,6 +274,18 @@ def _checked_id(endpoint_id: str) -> str:
 
 def _revealed(secret: str) -> str:
     return secret.reveal() if isinstance(secret, Secret) else secret
+
+
+def _text(pem: str | bytes | None) -> str | None:
+    return pem.decode("ascii", "replace") if isinstance(pem, bytes) else pem
+
+
+def _secret(pem: str | bytes | None) -> Secret | None:
+    if pem is None:
+        return None
+    if not isinstance(pem, str | bytes):
+        raise ConfigurationError(f"client_key_pem is a {type(pem).__name__}: write PEM text")
+    return Secret(_revealed(pem if isinstance(pem, str) else pem.decode("ascii", "replace")))
 
 
 def _as_tuple(event_types: Sequence[str]) -> tuple[str, ...]:

@@ -66,6 +66,7 @@ class Worker:
         clock: Clock,
         slots: int,
         disable: Callable[[str, str], Awaitable[object]],
+        mark_verified: Callable[[str], Awaitable[object]],
     ) -> None:
         self._store = store
         self._scheduler = scheduler
@@ -79,6 +80,7 @@ class Worker:
         self._clock = clock
         self._slots = slots
         self._disable = disable
+        self._mark_verified = mark_verified
         self.runner: AttemptRunner | None = None
         """Set once, by whoever wires both: attempts report to this worker."""
         self.counts = WorkerCounts()
@@ -89,6 +91,7 @@ class Worker:
         self._reading = asyncio.Event()
         self._flying: dict[Start, float] = {}
         self._disabling: set[int] = set()
+        self._verifying: set[int] = set()
         self._quiet_waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._idle_waiters: list[asyncio.Future[None]] = []
 
@@ -256,6 +259,20 @@ class Worker:
             self._notices.trouble("endpoint_not_disabled", error)
         finally:
             self._disabling.discard(listed.number)
+
+    def verified(self, listed: Listed) -> None:
+        """Note that an endpoint's certificate was right, once for however many attempts say so."""
+        if listed.number not in self._verifying:
+            self._verifying.add(listed.number)
+            self._tasks.start(self._verify_endpoint(listed))
+
+    async def _verify_endpoint(self, listed: Listed) -> None:
+        try:
+            await self._mark_verified(listed.endpoint.id)
+        except Exception as error:  # noqa: BLE001 - the next attempt that says so tries again
+            self._notices.trouble("endpoint_not_verified", error)
+        finally:
+            self._verifying.discard(listed.number)
 
     def event_missing(self, start: Start) -> None:
         """Only damage to the store can do this: there is nothing to send, and nothing to keep."""

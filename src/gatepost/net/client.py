@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import ssl
 import sys
 import traceback
 import warnings
@@ -34,6 +35,7 @@ from gatepost.net.nat64 import Nat64Finder
 from gatepost.net.one_per_loop import open_client_count as open_client_count
 from gatepost.net.own_addresses import own_addresses as interface_addresses
 from gatepost.net.pool import Host, Pool
+from gatepost.net.probe import Probe
 from gatepost.net.resolver import Resolver, ThreadResolver
 from gatepost.net.statistics import ClientStatistics as ClientStatistics
 from gatepost.net.statistics import HostStatistics as HostStatistics
@@ -45,6 +47,7 @@ from gatepost.wire.egress import Denied, EgressPolicy, Target
 from gatepost.wire.egress_rules import EgressRules
 from gatepost.wire.payload import payload_bytes
 from gatepost.wire.phases import PHASES
+from gatepost.wire.reasons import Reason
 from gatepost.wire.request import request_head, static_head
 
 USER_AGENT: Final = "gatepost/0.1"
@@ -228,7 +231,7 @@ class DispatchClient:
             destination = self._check_destination(url)
         now = self.clock.monotonic()
         if isinstance(destination, Denied):
-            return self._denied(destination, url, endpoint_id, tenant)
+            return self._denied(destination, endpoint_id, tenant)
         if headers is not None and type(headers) is not dict and not isinstance(headers, Mapping):
             raise TypeError(f"headers is a {type(headers).__name__}: write a mapping of names to values")
         if deadline is not None and not isinstance(deadline, Deadline):
@@ -275,6 +278,56 @@ class DispatchClient:
         except asyncio.CancelledError:
             flight.cancel_by_caller()
             raise
+
+    async def probe(
+        self, url: str, *, endpoint_id: str | None = None, tenant: str | None = None, tls: TLSProfile | None = None
+    ) -> Attempt | None:
+        """Connect and make the TLS handshake, without a request: None when the certificate was right, else how it ended.
+
+        Bounded by the client's own limits; counts as no attempt and is not observed. Raises as `deliver`.
+        """
+        self._check_usable()
+        destination = self._destinations.get(url) or self._check_destination(url)
+        if isinstance(destination, Denied):
+            return self._refusal(destination)
+        now = self.clock.monotonic()
+        context = await self.prepare_tls(destination.target, tls)
+        probe = Probe(
+            self,
+            self.pool.host(destination.target, tls),
+            b"",
+            b"",
+            policy=self.policy,
+            key=None,
+            endpoint_id=endpoint_id,
+            tenant=tenant,
+            context=context,
+            deadline_at=NEVER,
+            duplicable=False,
+            done=self.loop.create_future(),
+            now=now,
+        )
+        now = self.clock.monotonic()
+        self.flights.add(probe)
+        self.sweeper.watch(now)
+        probe.start(now)
+        try:
+            attempt = await probe.done
+        except asyncio.CancelledError:
+            probe.cancel_by_caller()
+            raise
+        return None if attempt.reason is Reason.OK else attempt
+
+    async def prepare_tls(self, target: Target, tls: TLSProfile | None) -> ssl.SSLContext | None:
+        """Build the context that attempts at `target` need. Raises `ConfigurationError` for what can never work."""
+        self._check_usable()
+        if tls is not None:
+            check_profile(target, tls)
+        if tls is None and target.scheme == "http":
+            return None
+        context = await self.contexts.build(tls)
+        self._check_usable()
+        return context
 
     # ----------------------------------------------------------------------------------------------- checks
 
@@ -339,9 +392,14 @@ class DispatchClient:
             _log.warning(message)
             self._observe("nat64_undeclared", message)
 
-    def _denied(self, denied: Denied, url: str, endpoint_id: str | None, tenant: str | None) -> Attempt:
+    def _denied(self, denied: Denied, endpoint_id: str | None, tenant: str | None) -> Attempt:
+        attempt = self._refusal(denied)
+        self.finished(attempt, endpoint_id, tenant)
+        return attempt
+
+    def _refusal(self, denied: Denied) -> Attempt:
         verdict = classify(Evidence(End.DENIED, Flight.FIRST_PHASE, denied.reason))
-        attempt = Attempt(
+        return Attempt(
             outcome=verdict.outcome,
             delivered=False,
             phase=verdict.phase,
@@ -361,8 +419,6 @@ class DispatchClient:
             body_fault=None,
             started_at=self.clock.wall_us() / 1_000_000,
         )
-        self.finished(attempt, endpoint_id, tenant)
-        return attempt
 
     # -------------------------------------------------------------------------------------------- telemetry
 

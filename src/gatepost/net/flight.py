@@ -556,7 +556,10 @@ class Flight:
         done = self.done
         if not done.done():
             done.set_result(attempt)
-        client.finished(attempt, self._endpoint_id, self._tenant)
+        self._tell(attempt)
+
+    def _tell(self, attempt: Attempt) -> None:
+        self._client.finished(attempt, self._endpoint_id, self._tenant)
 
     def _classify(self, end: End, reason: Reason) -> Verdict:
         reader = self._reader

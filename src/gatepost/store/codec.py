@@ -18,12 +18,15 @@ def endpoint_to_document(endpoint: Endpoint, box: SecretBox) -> str:
     document: dict[str, Any] = {
         field.name: getattr(endpoint, field.name)
         for field in dataclasses.fields(endpoint)
-        if field.name not in ("secrets", "headers")
+        if field.name not in ("secrets", "headers", "client_key_pem")
     }
     document["status"] = endpoint.status.value
     for name in ("status_rules", "limits"):
         document[name] = dict(document[name])
     document["headers"] = box.seal(json.dumps(dict(endpoint.headers)), _place(endpoint.tenant, endpoint.id, "headers"))
+    if endpoint.client_key_pem is not None:
+        place = _place(endpoint.tenant, endpoint.id, "client_key_pem")
+        document["client_key_pem"] = box.seal(endpoint.client_key_pem.reveal(), place)
     document["secrets"] = [
         {
             "secret": box.seal(secret.secret.reveal(), _place(endpoint.tenant, endpoint.id, "secret")),
@@ -44,6 +47,9 @@ def endpoint_from_document(text: str, box: SecretBox) -> Endpoint:
     if document.get("schedule") is not None:
         document["schedule"] = tuple(document["schedule"])
     document["headers"] = json.loads(box.open(document["headers"], _place(tenant, endpoint_id, "headers")))
+    if document.get("client_key_pem") is not None:
+        place = _place(tenant, endpoint_id, "client_key_pem")
+        document["client_key_pem"] = Secret(box.open(document["client_key_pem"], place))
     document["secrets"] = tuple(
         EndpointSecret(
             Secret(box.open(secret["secret"], _place(tenant, endpoint_id, "secret"))),

@@ -37,6 +37,11 @@ FULL = Endpoint(
     rate=2.5,
     limits={"read_timeout": 20.0},
     deduplicates=False,
+    ca_pem="-----BEGIN CERTIFICATE-----",
+    client_cert_pem="-----BEGIN CERTIFICATE-----2",
+    client_key_pem=Secret("-----BEGIN PRIVATE KEY-----"),
+    x509_strict=False,
+    unverified="not_probed",
 )
 """An endpoint with every field set."""
 

@@ -81,6 +81,7 @@ class Sent:
     endpoint_id: str | None
     tenant: str | None
     content_type: str
+    tls: TLSProfile | None = field(default=None, repr=False)
 
     @property
     def webhook_id(self) -> str:
@@ -115,6 +116,7 @@ class FakeClient(DispatchClient):
         """By URL."""
         self.cancelled = 0
         self._answers: dict[str, list[Answer]] = {}
+        self._probes: dict[str, Answer | None] = {}
 
     def on(self, url: str, *answers: Answer) -> None:
         """Script a URL anew."""
@@ -135,7 +137,14 @@ class FakeClient(DispatchClient):
     ) -> Attempt:
         """As `DispatchClient.deliver`, without the gate."""
         return await self.deliver_admitted(
-            url, payload, headers, endpoint_id=endpoint_id, tenant=tenant, content_type=content_type, policy=policy
+            url,
+            payload,
+            headers,
+            endpoint_id=endpoint_id,
+            tenant=tenant,
+            content_type=content_type,
+            policy=policy,
+            tls=tls,
         )
 
     async def deliver_admitted(
@@ -158,7 +167,7 @@ class FakeClient(DispatchClient):
         self.count += 1
         if self.keep:
             body = payload_bytes(payload)
-            self.sent.append(Sent(url, started, body, dict(headers or {}), endpoint_id, tenant, content_type))
+            self.sent.append(Sent(url, started, body, dict(headers or {}), endpoint_id, tenant, content_type, tls))
         answer = self._next_answer(url)
         self.in_flight[url] = self.in_flight.get(url, 0) + 1
         self.most_in_flight[url] = max(self.most_in_flight.get(url, 0), self.in_flight[url])
@@ -172,6 +181,17 @@ class FakeClient(DispatchClient):
         attempt = _attempt(answer, url, self.clock.monotonic() - started, started_wall)
         self.finished(attempt, endpoint_id, tenant)
         return attempt
+
+    async def probe(
+        self, url: str, *, endpoint_id: str | None = None, tenant: str | None = None, tls: TLSProfile | None = None
+    ) -> Attempt | None:
+        """How the probe of `url` ends: by `on_probe`, else well."""
+        answer = self._probes.get(url)
+        return None if answer is None else _attempt(answer, url, 0.0, self.clock.wall_us() / 1e6)
+
+    def on_probe(self, url: str, answer: Answer | None) -> None:
+        """Script how a probe ends; None: the certificate is right."""
+        self._probes[url] = answer
 
     def _next_answer(self, url: str) -> Answer:
         answers = self._answers.get(url)

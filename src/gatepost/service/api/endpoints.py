@@ -131,7 +131,17 @@ async def send_test_event(service: ServiceDep, caller: CallerDep, endpoint_id: s
 def _fields(body: EndpointFields) -> dict[str, Any]:
     """The given fields as the registry takes them."""
     given = body.model_dump(exclude_unset=True, exclude={"tenant", "secret"})
-    for name in ("url", "event_types", "description", "headers", "status_rules", "limits", "deduplicates"):
+    for name in (
+        "url",
+        "event_types",
+        "description",
+        "headers",
+        "status_rules",
+        "limits",
+        "deduplicates",
+        "x509_strict",
+        "probe",
+    ):
         if name in given and given[name] is None:
             raise Problem("invalid_request", f"{name} cannot be null; leave it out, or write a value")
     for name in ("event_types", "schedule"):

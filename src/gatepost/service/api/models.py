@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 Text = Annotated[str, Field(min_length=1, max_length=256)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Delay = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Pem = Annotated[str, Field(min_length=1, max_length=65_536)]
 StatusRule = Literal["delivered", "final", "disable", "retry", "slow"]
 
 
@@ -40,6 +41,13 @@ class EndpointFields(Body):
     )
     limits: dict[str, float] | None = Field(None, description="Limits of an attempt, such as read_timeout, in seconds.")
     deduplicates: bool | None = Field(None, description="The receiver drops repeated webhook-ids.")
+    ca_pem: Pem | None = Field(None, description="Certificates trusted instead of the public authorities.")
+    client_cert_pem: Pem | None = Field(None, description="Shown to the receiver; needs client_key_pem.")
+    client_key_pem: Pem | None = Field(None, description="Its key, without password; sealed, and never shown again.")
+    x509_strict: bool | None = Field(None, description="False: accept old certificates of a private authority.")
+    probe: bool | None = Field(
+        None, description="Connect and look at the certificate first (default). False: store as unverified."
+    )
 
 
 class NewEndpoint(EndpointFields):

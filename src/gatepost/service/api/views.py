@@ -48,6 +48,11 @@ def endpoint_view(endpoint: Endpoint, *, reveal: bool = False) -> dict[str, Any]
         "rate": endpoint.rate,
         "limits": dict(endpoint.limits),
         "deduplicates": endpoint.deduplicates,
+        "ca_pem": endpoint.ca_pem,
+        "client_cert_pem": endpoint.client_cert_pem,
+        "client_key_pem": None if endpoint.client_key_pem is None else MASK,
+        "x509_strict": endpoint.x509_strict,
+        "unverified": endpoint.unverified,
     }
     if reveal and endpoint.secrets:
         view["secret"] = endpoint.secrets[0].secret.reveal()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -24,6 +25,10 @@ Schedule = Annotated[str | None, typer.Option(help="Seconds before each attempt,
 Concurrency = Annotated[int | None, typer.Option(help="Attempts in flight at once.")]
 Rate = Annotated[float | None, typer.Option(help="Attempts started per second.")]
 Window = Annotated[float | None, typer.Option(help="Seconds within which a delivery is tried.")]
+CaFile = Annotated[Path | None, typer.Option("--ca-file", help="PEM file of the authority to trust instead.")]
+ClientCert = Annotated[Path | None, typer.Option("--client-cert", help="PEM file of a client certificate.")]
+ClientKey = Annotated[Path | None, typer.Option("--client-key", help="PEM file of its key, without password.")]
+NoProbe = Annotated[bool, typer.Option("--no-probe", help="Do not look at its certificate first: store as unverified.")]
 Description = Annotated[str | None, typer.Option(help="A note for people.")]
 
 
@@ -39,6 +44,10 @@ def create(
     concurrency: Concurrency = None,
     rate: Rate = None,
     limit: Limits = None,
+    ca_file: CaFile = None,
+    client_cert: ClientCert = None,
+    client_key: ClientKey = None,
+    no_probe: NoProbe = False,
     secret: Annotated[
         str | None, typer.Option(envvar="GATEPOST_ENDPOINT_SECRET", help="whsec_…; default: made.")
     ] = None,
@@ -49,6 +58,7 @@ def create(
 ) -> None:
     """Register a destination and print its signing secret, this once."""
     fields = _fields(event_type, description, header, schedule, window, status_rule, concurrency, rate, limit)
+    fields |= _tls_fields(ca_file, client_cert, client_key, no_probe)
     body = {"url": destination, "tenant": tenant, "secret": secret, **fields}
     answer = _client(url, api_key).call(
         "POST", "/v1/endpoints", {name: value for name, value in body.items() if value is not None}
@@ -71,8 +81,18 @@ def list_endpoints(
             print_json(item)
         return
     print_table(
-        ("id", "tenant", "status", "types", "url"),
-        [(item["id"], item["tenant"], item["status"], ",".join(item["event_types"]), item["url"]) for item in items],
+        ("id", "tenant", "status", "verified", "types", "url"),
+        [
+            (
+                item["id"],
+                item["tenant"],
+                item["status"],
+                item["unverified"] or ("yes" if item["url"].lower().startswith("https:") else "-"),
+                ",".join(item["event_types"]),
+                item["url"],
+            )
+            for item in items
+        ],
     )
 
 
@@ -95,12 +115,17 @@ def update(
     concurrency: Concurrency = None,
     rate: Rate = None,
     limit: Limits = None,
+    ca_file: CaFile = None,
+    client_cert: ClientCert = None,
+    client_key: ClientKey = None,
+    no_probe: NoProbe = False,
     url: UrlOption = DEFAULT_URL,
     api_key: KeyOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Change the given fields."""
     changes = _fields(event_type, description, header, schedule, window, status_rule, concurrency, rate, limit)
+    changes |= _tls_fields(ca_file, client_cert, client_key, no_probe)
     if destination is not None:
         changes["url"] = destination
     _print(_client(url, api_key).call("PATCH", _path(endpoint_id), changes), as_json)
@@ -189,6 +214,19 @@ def _fields(
         else None,
     }
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _tls_fields(ca: Path | None, certificate: Path | None, key: Path | None, no_probe: bool) -> dict[str, Any]:
+    files = {"ca_pem": ca, "client_cert_pem": certificate, "client_key_pem": key}
+    fields: dict[str, Any] = {name: _pem(file) for name, file in files.items() if file is not None}
+    return {**fields, "probe": False} if no_probe else fields
+
+
+def _pem(file: Path) -> str:
+    try:
+        return file.read_text("utf-8", "replace")
+    except OSError as error:
+        fail(f"{file}: {error.strerror}")
 
 
 def _pair(option: str, text: str) -> tuple[str, str]:
