@@ -221,8 +221,8 @@ class Dispatcher:
             self._try_out,
             self._withdraw,
         )
-        self.deliveries: Final = Deliveries(store, self._worker, self._store_time)
-        self.dead_letters: Final = DeadLetters(store, self._worker, self._store_time)
+        self.deliveries: Final = Deliveries(store, self._worker, self._store_time, self._is_registered)
+        self.dead_letters: Final = DeadLetters(store, self._worker, self._store_time, self._is_registered)
 
     @classmethod
     def open(
@@ -465,11 +465,14 @@ class Dispatcher:
         else:
             self._supervisor.watch_idleness()
 
-    async def _disable(self, endpoint_id: str, code: str) -> object:
-        return await self.endpoints.disable(endpoint_id, code)
+    async def _disable(self, endpoint_id: str, code: str, seen: int) -> bool:
+        return await self.endpoints.disable(endpoint_id, code, seen)
 
     async def _mark_verified(self, endpoint_id: str) -> object:
         return await self.endpoints.mark_verified(endpoint_id)
+
+    def _is_registered(self, endpoint: int) -> bool:
+        return self._catalogue.get(endpoint) is not None
 
     async def _withdraw(self, endpoint: int) -> int:
         return await self.deliveries.withdraw(endpoint)

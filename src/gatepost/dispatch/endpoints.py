@@ -189,9 +189,28 @@ class Endpoints:
         """Start nothing more for it; events keep waiting, within their window."""
         return await self._set_status(endpoint_id, EndpointStatus.PAUSED, reason)
 
-    async def disable(self, endpoint_id: str, reason: str) -> Endpoint:
-        """As `pause`, by Gatepost itself: the receiver said 410, or its URL is refused."""
-        return await self._set_status(endpoint_id, EndpointStatus.DISABLED, reason)
+    async def disable(self, endpoint_id: str, reason: str, seen: int) -> bool:
+        """As `pause`, by Gatepost itself: the receiver said 410, or its URL is refused. Raises `NotFound`.
+
+        `seen` is the generation that the attempt was made with. A record that its owner has changed or resumed since is left
+        alone, and the answer is False: what is said of the old URL says nothing about the new one.
+        """
+        endpoint = await self.get(endpoint_id)
+        if endpoint.generation != seen:
+            return False
+        disabled = replace(
+            endpoint,
+            status=EndpointStatus.DISABLED,
+            status_reason=reason,
+            generation=seen + 1,
+            updated_at=self._clock.wall_us(),
+        )
+        try:
+            await self._registry.update_endpoint(disabled, seen)
+        except Conflict:
+            return False
+        await self._catalogue.refresh(endpoint_id)
+        return True
 
     async def resume(self, endpoint_id: str) -> Endpoint:
         """Deliver again what waits, and what comes."""

@@ -21,6 +21,7 @@ from gatepost.dispatch.worker import Worker
 from gatepost.errors import StoreError
 from gatepost.store.port import DeliveryStore
 from gatepost.store.rows import (
+    SUB_BULK,
     DeadRow,
     DeliveryFilter,
     LaneWant,
@@ -29,6 +30,7 @@ from gatepost.store.rows import (
     RowKey,
     SettleBatch,
     endpoint_of,
+    lane_of,
 )
 
 RETENTION_EVERY: Final = 60.0
@@ -40,6 +42,8 @@ REDISCOVER_EVERY: Final = 60.0
 EXPIRE_EVERY: Final = 600.0
 EXPIRE_ROWS: Final = 200
 """Rows of closed endpoints looked at in one portion. Their windows are days, so minutes do not matter."""
+FOR_EVER_US: Final = (1 << 63) - 1
+"""Later than any row is due."""
 STUCK_AFTER: Final = 3.0
 """An attempt that lasts as many times its budget is a bug of ours, and is reported."""
 
@@ -107,9 +111,7 @@ class Maintenance:
     async def _expire_lane(self, number: int, lane: int) -> None:
         listed = self._catalogue.get(number)
         if listed is None:
-            gone = DeliveryFilter(endpoint=number)
-            while await self._store.cancel(gone, None, EXPIRE_ROWS):  # noqa: ASYNC110 - portions, with pauses between
-                await asyncio.sleep(RETENTION_PAUSE)
+            await self._clear(number)
             return
         now = self._store_time()
         low_water = 0
@@ -118,13 +120,26 @@ class Maintenance:
             over = [row for row in found.rows if listed.rules.backoff.window_end(row.born_at) < now]
             if not over or not self._scheduler.is_closed(number):
                 return
-            await self._bury(over, now)
+            await self._bury(over, Why.WINDOW_OVER, now)
             if len(found.rows) < EXPIRE_ROWS:
                 return
             low_water = found.rows[-1].due_at
             await asyncio.sleep(RETENTION_PAUSE)
 
-    async def _bury(self, rows: Collection[Row], now: int) -> None:
+    async def _clear(self, number: int) -> None:
+        """End what still waits for an endpoint that is gone."""
+        # Its bulk lane may hold dead letters that were replayed by a wider filter: they must not be lost by that.
+        replayed = LaneWant(lane_of(number, SUB_BULK), EXPIRE_ROWS, 0)
+        while (found := (await self._store.peek([replayed], FOR_EVER_US))[0]).rows:
+            if not await self._bury(found.rows, Why.GONE, self._store_time()):
+                return
+            await asyncio.sleep(RETENTION_PAUSE)
+        gone = DeliveryFilter(endpoint=number)
+        while await self._store.cancel(gone, None, EXPIRE_ROWS):  # noqa: ASYNC110 - portions, with pauses between
+            await asyncio.sleep(RETENTION_PAUSE)
+        self._scheduler.unload(number, self._store_time())
+
+    async def _bury(self, rows: Collection[Row], why: Why, now: int) -> int:
         epochs = {row.part: self._leases.epochs[row.part] for row in rows if row.part in self._leases.epochs}
         dead = [
             DeadRow(
@@ -133,7 +148,7 @@ class Maintenance:
                 row.attempt,
                 row.attempt,
                 row.event_id,
-                Why.WINDOW_OVER,
+                why,
                 None,
                 None,
                 now,
@@ -142,6 +157,5 @@ class Maintenance:
             if row.part in epochs
         ]
         await self._store.settle(SettleBatch(epochs=epochs, dead=dead))
-        _log.info(
-            "%d deliveries of %s ended unsent: their window closed", len(dead), {endpoint_of(r.key.lane) for r in dead}
-        )
+        _log.info("%d deliveries of %s ended unsent: %s", len(dead), {endpoint_of(r.key.lane) for r in dead}, why)
+        return len(dead)

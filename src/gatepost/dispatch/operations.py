@@ -6,10 +6,10 @@ starting first, and what is added is announced to the queue in memory.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from gatepost.delivery.ids import DELIVERY, decode_id
+from gatepost.delivery.ids import DELIVERY, ENDPOINT, decode_id, encode_id
 from gatepost.dispatch.keeper import Keeper
 from gatepost.errors import ConfigurationError, NotFound
 from gatepost.store.port import DeliveryStore
@@ -24,16 +24,18 @@ REPLAY_RATE: Final = 50.0
 REPLAY_RATE_MAX: Final = 10_000.0
 
 StoreTime = Callable[[], int]
-Wait = Callable[[float], Awaitable[None]]
+Registered = Callable[[int], bool]
+"""Whether an endpoint is registered, by its number."""
 
 
 class Deliveries:
     """Deliveries of any state."""
 
-    def __init__(self, store: DeliveryStore, keeper: Keeper, store_time: StoreTime) -> None:
+    def __init__(self, store: DeliveryStore, keeper: Keeper, store_time: StoreTime, registered: Registered) -> None:
         self._store = store
         self._keeper = keeper
         self._store_time = store_time
+        self._registered = registered
 
     async def get(self, delivery_id: str) -> DeliveryInfo:
         """One delivery. Raises `NotFound`."""
@@ -64,8 +66,14 @@ class Deliveries:
         return await self._cancel(where, None, await self._endpoints_of(where))
 
     async def replay(self, delivery_id: str) -> None:
-        """Deliver a dead letter again at once, with a new window and the same ids. Raises `NotFound` when it is not dead."""
+        """Deliver a dead letter again at once, with a new window and the same ids.
+
+        Raises `NotFound` when it is not dead, or its endpoint is gone.
+        """
         number = _number(delivery_id)
+        letter = await self._store.dead_letter(number)
+        if letter is not None:
+            _check_registered(letter.endpoint, self._registered)
         moved = await self._store.replay(DeadFilter(delivery_id=number), self._store_time(), 0, 1)
         if not moved:
             raise NotFound(f"there is no dead letter {delivery_id[:40]}: only dead letters are replayed")
@@ -112,10 +120,11 @@ class Deliveries:
 class DeadLetters:
     """Deliveries that were given up."""
 
-    def __init__(self, store: DeliveryStore, keeper: Keeper, store_time: StoreTime) -> None:
+    def __init__(self, store: DeliveryStore, keeper: Keeper, store_time: StoreTime, registered: Registered) -> None:
         self._store = store
         self._keeper = keeper
         self._store_time = store_time
+        self._registered = registered
 
     async def list(self, where: DeadFilter, after: str | None = None, limit: int = 100) -> Page[DeadLetter]:
         """Dead letters without bodies, newest first."""
@@ -129,7 +138,13 @@ class DeadLetters:
         return letter
 
     async def replay(self, where: DeadFilter, rate: float = REPLAY_RATE) -> int:
-        """Deliver them again in the bulk lane, their starts spread to `rate` a second; returns how many."""
+        """Deliver them again in the bulk lane, their starts spread to `rate` a second; returns how many.
+
+        Raises `NotFound` when `where` names an endpoint that is gone. Letters of endpoints that are gone, where it names none,
+        end as dead letters again.
+        """
+        if where.endpoint is not None:
+            _check_registered(where.endpoint, self._registered)
         if not 0 < rate <= REPLAY_RATE_MAX:
             raise ConfigurationError(
                 f"rate={rate}: write deliveries per second, more than 0 and at most {REPLAY_RATE_MAX:.0f}"
@@ -159,6 +174,11 @@ class DeadLetters:
             count += gone
             if gone < PURGE_CHUNK:
                 return count
+
+
+def _check_registered(endpoint: int, registered: Registered) -> None:
+    if not registered(endpoint):
+        raise NotFound(f"endpoint {encode_id(ENDPOINT, endpoint)} is gone: its dead letters can be read, not delivered")
 
 
 def _number(delivery_id: str) -> int:

@@ -301,9 +301,19 @@ class LaneScheduler:
     def drop_part(self, part: int, now: int) -> None:
         """The part belongs to somebody else now: forget its rows at once. What is in flight ends by itself."""
         for lane in [lane for lane in self._roster.lanes.values() if lane.part == part]:
-            self._reads.buffered -= lane.drop_rows()
-            self._reads.reading -= lane.reading
-            self._roster.unload_lane(lane, now)
+            self._drop(lane, now)
+
+    def unload(self, number: int, now: int) -> None:
+        """The endpoint is gone and so are its rows: forget its lanes. One with something in flight stays until the next call."""
+        endpoint = self._roster.endpoints.get(number)
+        if endpoint is not None:
+            for lane in [lane for lane in endpoint.lanes.values() if not lane.outstanding]:
+                self._drop(lane, now)
+
+    def _drop(self, lane: Lane, now: int) -> None:
+        self._reads.buffered -= lane.drop_rows()
+        self._reads.reading -= lane.reading
+        self._roster.unload_lane(lane, now)
 
     # ---------------------------------------------------------------------------------------------- looking in
 

@@ -65,7 +65,7 @@ class Worker:
         store_time: StoreTime,
         clock: Clock,
         slots: int,
-        disable: Callable[[str, str], Awaitable[object]],
+        disable: Callable[[str, str, int], Awaitable[bool]],
         mark_verified: Callable[[str], Awaitable[object]],
     ) -> None:
         self._store = store
@@ -216,6 +216,7 @@ class Worker:
         """Parts were lost."""
         for part in parts:
             self._scheduler.drop_part(part, self._store_time())
+        self._tell_quiet()
 
     def hand_over(self, rows: Sequence[Row]) -> None:
         """Rows that were just stored. Those of parts that are not ours are their owner's to find."""
@@ -253,8 +254,8 @@ class Worker:
 
     async def _disable_endpoint(self, listed: Listed, code: str) -> None:
         try:
-            await self._disable(listed.endpoint.id, code)
-            self._notices.disabled(listed.endpoint.tenant, listed.endpoint.id, code)
+            if await self._disable(listed.endpoint.id, code, listed.endpoint.generation):
+                self._notices.disabled(listed.endpoint.tenant, listed.endpoint.id, code)
         except Exception as error:  # noqa: BLE001 - the next attempt that says so tries again
             self._notices.trouble("endpoint_not_disabled", error)
         finally:
@@ -285,6 +286,7 @@ class Worker:
             await self._store.cancel(where, start.row.delivery_id, 1)
         finally:
             self._scheduler.settled(start, self._store_time())
+            self._tell_quiet()
 
     # ----------------------------------------------------------------------------- what the store has taken
 
