@@ -7,7 +7,7 @@ import os
 import resource
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 from hypothesis import given, strategies
@@ -65,43 +65,36 @@ class Dialled:
 
 
 @contextmanager
-def listening(*addresses: str) -> Iterator[int]:
-    """One port on which these addresses listen and no other does."""
-    socks: list[socket.socket] = []
-    try:
-        port = 0
-        for address in addresses:
-            sock = socket.socket(V6 if ":" in address else V4)
-            socks.append(sock)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind((address, port))
-            port = sock.getsockname()[1]
-            sock.listen(16)
+def listening(*addresses: str, hole: str | None = None) -> Iterator[int]:
+    """One port on which these addresses listen and no other does; on `hole` a connect neither succeeds nor fails.
+
+    (On Linux a full backlog drops every further SYN.)
+    """
+    with ExitStack() as socks:
+        for _ in range(20):
+            opened: list[socket.socket] = []
+            port = 0
+            try:
+                for address in (*addresses, *([hole] if hole else [])):
+                    sock = socks.enter_context(socket.socket(V6 if ":" in address else V4))
+                    opened.append(sock)
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    sock.bind((address, port))
+                    port = sock.getsockname()[1]
+            except OSError:  # somebody else has this port on one of the addresses
+                for sock in opened:
+                    sock.close()
+            else:
+                break
+        for sock in opened:
+            sock.listen(16 if sock.getsockname()[0] != hole else 0)
+        if hole:
+            for _ in range(4):
+                filler = socks.enter_context(socket.socket())
+                filler.setblocking(False)
+                with suppress(BlockingIOError):
+                    filler.connect((hole, port))
         yield port
-    finally:
-        for sock in socks:
-            sock.close()
-
-
-@contextmanager
-def black_hole(address: str, port: int) -> Iterator[None]:
-    """On Linux a full backlog drops every further SYN: a connect there neither succeeds nor fails."""
-    listener = socket.socket()
-    fillers: list[socket.socket] = []
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((address, port))
-        listener.listen(0)
-        for _ in range(4):
-            filler = socket.socket()
-            fillers.append(filler)
-            filler.setblocking(False)
-            with suppress(BlockingIOError):
-                filler.connect((address, port))
-        yield
-    finally:
-        for sock in (*fillers, listener):
-            sock.close()
 
 
 def free_port() -> int:
@@ -169,7 +162,7 @@ async def test_an_address_that_refuses_costs_no_stagger() -> None:
 
 async def test_an_address_that_is_silent_costs_one_stagger() -> None:
     """A dead first address must not use up the connect limit of all."""
-    with listening("127.0.0.2") as port, black_hole("127.0.0.1", port):
+    with listening("127.0.0.2", hole="127.0.0.1") as port:
         dialled = await Dialled(["127.0.0.1", "127.0.0.2"], port).run()
         assert dialled.address == "127.0.0.2"
         assert STAGGER - 0.01 <= dialled.took < STAGGER + 1.0
@@ -177,7 +170,7 @@ async def test_an_address_that_is_silent_costs_one_stagger() -> None:
 
 async def test_the_next_address_is_tried_at_once_when_a_pending_one_fails() -> None:
     """A refusal during the wait ends it: here the third is reached before a second stagger could pass."""
-    with listening("127.0.0.3") as port, black_hole("127.0.0.1", port):
+    with listening("127.0.0.3", hole="127.0.0.1") as port:
         dialled = await Dialled(["127.0.0.1", "127.0.0.2", "127.0.0.3"], port).run()
         assert dialled.address == "127.0.0.3"
         assert dialled.took < 2 * STAGGER - 0.02
@@ -240,7 +233,7 @@ async def test_our_own_lack_of_descriptors_is_not_the_hosts_fault() -> None:
 
 async def test_cancelling_closes_everything_and_calls_nobody() -> None:
     """At any moment: before the first address, between two, after the end, and twice."""
-    with listening("127.0.0.2") as port, black_hole("127.0.0.1", port):
+    with listening("127.0.0.2", hole="127.0.0.1") as port:
         for wait in (0.0, 0.05, STAGGER - 0.02):
             dialled = Dialled(["127.0.0.1", "127.0.0.1", "127.0.0.2"], port)
             before = open_descriptors()
