@@ -559,6 +559,26 @@ async def test_a_cancelled_close_leaves_nothing_either() -> None:
     assert_nothing_held(client)
 
 
+async def test_closing_or_cancelling_while_the_tls_context_is_built_is_told_like_any_other() -> None:
+    """The first attempt with a profile waits for a thread: it is in flight too, although nothing was asked of the network."""
+    recorder = Recorder()
+    profile = TLSProfile(ca_pem=trustme.CA().cert_pem.bytes())
+    client = DispatchClient(limits(), egress=LOOPBACK, observer=recorder)
+    cancelled, closed = (
+        asyncio.create_task(client.deliver("https://127.0.0.1:1024/", b"x", tls=profile, endpoint_id="e"))
+        for _ in range(2)
+    )
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    await client.aclose()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    attempt = await closed
+    assert (attempt.outcome, attempt.reason, attempt.blame) == (Outcome.CANCELLED, Reason.CLIENT_CLOSED, Blame.US)
+    assert (attempt.host, attempt.retry_safety) == ("https://127.0.0.1:1024", RetrySafety.SAFE)
+    assert sorted(one.reason for one in recorder.attempts) == [Reason.CANCELLED, Reason.CLIENT_CLOSED]
+
+
 # ------------------------------------------------------------------------------------------------ observers
 
 

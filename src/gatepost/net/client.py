@@ -25,7 +25,7 @@ from gatepost.admission.bulkhead import Bulkhead
 from gatepost.clock import SYSTEM_CLOCK, SYSTEM_ENTROPY, Clock, Entropy
 from gatepost.deadline import Deadline
 from gatepost.delivery.attempt import Attempt
-from gatepost.delivery.outcome import End, Evidence, Outcome, classify
+from gatepost.delivery.outcome import End, Outcome
 from gatepost.delivery.policy import POOL_FIELDS, ClientPolicy
 from gatepost.errors import ConfigurationError
 from gatepost.net import one_per_loop
@@ -42,6 +42,7 @@ from gatepost.net.statistics import HostStatistics as HostStatistics
 from gatepost.net.statistics import by_origin
 from gatepost.net.sweeper import Sweeper
 from gatepost.net.tls import TLSContexts, TLSProfile, check_profile
+from gatepost.net.unsent import unsent
 from gatepost.telemetry import AttemptObservation, Observer, OperationalObservation
 from gatepost.wire.egress import Denied, EgressPolicy, Target
 from gatepost.wire.egress_rules import EgressRules
@@ -248,8 +249,13 @@ class DispatchClient:
         if tls is not None or target.scheme == "https":
             context = self.contexts.cached(tls)
             if context is None:
-                context = await self.contexts.build(tls)  # refuses what cannot be read before anything is sent
-                self._check_usable()
+                try:
+                    context = await self.contexts.build(tls)  # refuses what cannot be read before anything is sent
+                except asyncio.CancelledError:
+                    self._given_up(Reason.CANCELLED, target, began, endpoint_id, tenant)
+                    raise
+                if self._closed:
+                    return self._given_up(Reason.CLIENT_CLOSED, target, began, endpoint_id, tenant)
                 now = self.clock.monotonic()
         if tls is not None:
             host = self.pool.host(target, tls)
@@ -398,27 +404,15 @@ class DispatchClient:
         return attempt
 
     def _refusal(self, denied: Denied) -> Attempt:
-        verdict = classify(Evidence(End.DENIED, Flight.FIRST_PHASE, denied.reason))
-        return Attempt(
-            outcome=verdict.outcome,
-            delivered=False,
-            phase=verdict.phase,
-            reason=verdict.reason,
-            retry_safety=verdict.retry_safety,
-            blame=verdict.blame,
-            status=None,
-            host=denied.subject,
-            address=None,
-            elapsed=0.0,
-            phases={},
-            reused=False,
-            stale_retry=False,
-            bytes_sent=0,
-            response_headers=(),
-            body=b"",
-            body_fault=None,
-            started_at=self.clock.wall_us() / 1_000_000,
-        )
+        return unsent(End.DENIED, denied.reason, denied.subject, self.clock.monotonic(), self.clock)
+
+    def _given_up(
+        self, reason: Reason, target: Target, began: float, endpoint_id: str | None, tenant: str | None
+    ) -> Attempt:
+        """The attempt was stopped while we prepared for it."""
+        attempt = unsent(End.CANCELLED, reason, target.origin, began, self.clock)
+        self.finished(attempt, endpoint_id, tenant)
+        return attempt
 
     # -------------------------------------------------------------------------------------------- telemetry
 

@@ -78,17 +78,23 @@ class Sweeper:
                 flight.extend(lag)
         over = [flight for flight in flights if flight.limit_at <= now]
         lagged = lag > LAG_BLAMES_US
-        for flight in over:
-            flight.look_again()
-            if flight.limit_at <= now:
-                flight.on_limit(now, lagged)
-        client.pool.expire(now)
+        try:
+            for flight in over:
+                flight.look_again()
+                if flight.limit_at <= now:
+                    flight.on_limit(now, lagged)
+            client.pool.expire(now)
+        finally:  # whatever went wrong with one of them, the others keep their limits
+            self._go_on(now)
+
+    def _go_on(self, now: float) -> None:
+        flights = self._client.flights
         if flights:
             self.shortest = min(flight.limit_length for flight in flights)
             self._schedule(_tick(self.shortest), now)
         else:
             self.shortest = float("inf")
-            if client.pool.leases.idle_count:
+            if self._client.pool.leases.idle_count:
                 self._schedule(IDLE_TICK, now)
 
 
