@@ -54,7 +54,7 @@ async def test_scenario_17_a_redirect_to_the_inside_is_a_failure_and_not_followe
         )
         async with HostileServer(answering(answer)) as server, DispatchClient(limits(), egress=PUBLIC) as client:
             attempt = await client.deliver(server.url, SMALL, IDENTITY)
-            answered(status, safety=SAFE, kept=True).check(attempt)
+            answered(status, safety=SAFE, kept=True, reason=Reason.REDIRECT_DISABLED).check(attempt)
 
 
 async def test_scenario_17_an_endless_redirect_body_is_bounded_like_any_other() -> None:

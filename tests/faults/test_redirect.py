@@ -24,7 +24,7 @@ async def test_redirect_01_every_redirect_is_a_failed_delivery_and_no_get_is_sen
         answer = head("Location: /elsewhere", "Content-Length: 0", status=f"{status} Moved")
         async with delivering(answering(answer)) as (server, client):
             attempt = await client.deliver(server.url, SMALL, IDENTITY)
-            answered(status, safety=SAFE, kept=True).check(attempt)
+            answered(status, safety=SAFE, kept=True, reason=Reason.REDIRECT_DISABLED).check(attempt)
             assert not attempt.delivered
             assert attempt.header("location") == "/elsewhere"
             assert [request.head.split(b" ", 2)[0] for request in server.requests] == [b"POST"]

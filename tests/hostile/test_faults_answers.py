@@ -25,6 +25,7 @@ from tests.hostile.engine import (
 )
 
 SAFE = RetrySafety.SAFE
+OFF = Reason.REDIRECT_DISABLED
 AMBIGUOUS = RetrySafety.AMBIGUOUS
 
 CASES: list[tuple[str, Expected]] = [
@@ -39,9 +40,9 @@ CASES: list[tuple[str, Expected]] = [
     ("too-many-requests", answered(429, kept=True, safety=SAFE)),
     ("unavailable", answered(503, kept=True, safety=SAFE)),
     ("error", answered(500, kept=True, safety=AMBIGUOUS)),
-    ("redirect-302", answered(302, kept=True, safety=SAFE)),
-    ("redirect-307", answered(307, kept=True, safety=SAFE)),
-    ("redirect-loop", answered(307, kept=True, safety=SAFE)),
+    ("redirect-302", answered(302, kept=True, safety=SAFE, reason=OFF)),
+    ("redirect-307", answered(307, kept=True, safety=SAFE, reason=OFF)),
+    ("redirect-loop", answered(307, kept=True, safety=SAFE, reason=OFF)),
 ]
 
 

@@ -36,6 +36,7 @@ from gatepost.net.one_per_loop import open_client_count as open_client_count
 from gatepost.net.own_addresses import own_addresses as interface_addresses
 from gatepost.net.pool import Host, Pool
 from gatepost.net.probe import Probe
+from gatepost.net.redirects import Redirects, elsewhere_profile
 from gatepost.net.resolver import Resolver, ThreadResolver
 from gatepost.net.statistics import ClientStatistics as ClientStatistics
 from gatepost.net.statistics import HostStatistics as HostStatistics
@@ -93,7 +94,6 @@ class DispatchClient:
         if proxy is not None:
             raise ConfigurationError("an egress proxy is not offered yet: leave proxy out")
         self.policy = ClientPolicy() if policy is None else policy
-        _check_supported(self.policy)
         own = interface_addresses() if own_addresses is None else own_addresses
         self.rules = EgressRules(EgressPolicy() if egress is None else egress, own)
         """What holds for every destination now; replaced as a whole, by `egress` and when NAT64 was found."""
@@ -261,6 +261,16 @@ class DispatchClient:
             host = self.pool.host(target, tls)
         elif host.dropped:
             host = destination.host = self.pool.host(target, None)
+        redirects = None
+        if policy.follow_redirects:
+            try:
+                redirects = await self._prepare_redirects(target, content_type, len(body), headers, tls, context)
+            except asyncio.CancelledError:
+                self._given_up(Reason.CANCELLED, target, began, endpoint_id, tenant)
+                raise
+            if self._closed:
+                return self._given_up(Reason.CLIENT_CLOSED, target, began, endpoint_id, tenant)
+            now = self.clock.monotonic()
         flight = Flight(
             self,
             host,
@@ -275,6 +285,7 @@ class DispatchClient:
             duplicable=deduplicates and _is_duplicable(headers),
             done=self.loop.create_future(),
             now=began,
+            redirects=redirects,
         )
         self.flights.add(flight)
         self.sweeper.watch(now)
@@ -335,6 +346,19 @@ class DispatchClient:
         self._check_usable()
         return context
 
+    async def _prepare_redirects(
+        self,
+        target: Target,
+        content_type: str,
+        length: int,
+        headers: Mapping[str, str] | None,
+        tls: TLSProfile | None,
+        context: ssl.SSLContext | None,
+    ) -> Redirects:
+        elsewhere = elsewhere_profile(tls)
+        other = self.contexts.cached(elsewhere) or await self.contexts.build(elsewhere)
+        return Redirects(target, USER_AGENT, content_type, length, headers, tls, context, elsewhere, other)
+
     # ----------------------------------------------------------------------------------------------- checks
 
     def _check_usable(self) -> None:
@@ -362,7 +386,6 @@ class DispatchClient:
                     f"policy.{name}={given} differs from the client's {own}: pool limits belong to the client, "
                     f"write client.policy.evolve(...) with per-attempt limits only"
                 )
-        _check_supported(policy)
         if len(self._policies) >= 4_096:  # remembered by identity, so that the check is made once
             self._policies = {id(self.policy): self.policy}
         self._policies[id(policy)] = policy
@@ -524,13 +547,6 @@ class DispatchClient:
 def _given(resolver: Resolver | None) -> Resolver:
     assert resolver is not None
     return resolver
-
-
-def _check_supported(policy: ClientPolicy) -> None:
-    if policy.follow_redirects:
-        raise ConfigurationError(
-            "following redirects is not offered yet: leave follow_redirects out, a 3xx is a failed delivery"
-        )
 
 
 _IDEMPOTENCY_HEADERS: Final = frozenset({"webhook-id", "idempotency-key"})

@@ -19,17 +19,20 @@ from gatepost.net.connection import Connection
 from gatepost.net.dial import Dial, interleave
 from gatepost.net.names import Found
 from gatepost.net.pool import Host
-from gatepost.wire.egress import Denied
+from gatepost.wire.egress import Denied, Target
 from gatepost.wire.exchange import ResponseReader
+from gatepost.wire.head import Head
 from gatepost.wire.leases import OPEN, WAIT
 from gatepost.wire.phases import Phase
 from gatepost.wire.reasons import BodyFault, Reason
+from gatepost.wire.redirects import REDIRECTS, next_hop
 
 if TYPE_CHECKING:
     import asyncio
     import ssl
 
     from gatepost.net.client import DispatchClient
+    from gatepost.net.redirects import Redirects
 
 NEVER: Final = float("inf")
 AFTER_WRITE_ERROR: Final = 1.0
@@ -57,8 +60,6 @@ ADMISSION, POOL, DNS, CONNECT, TLS, WRITE, WAIT_, READ = Phase
 class Flight:
     """The machine of one attempt. `start` it once; `done` resolves to the `Attempt`."""
 
-    FIRST_PHASE: Final = Phase.ADMISSION
-
     __slots__ = (
         "_body",
         "_client",
@@ -74,13 +75,16 @@ class Flight:
         "_entered",
         "_head",
         "_holds_slot",
+        "_hops",
         "_host",
         "_key",
         "_mark",
         "_permit",
         "_phase_at",
+        "_place",
         "_policy",
         "_reader",
+        "_redirects",
         "_reused",
         "_spent",
         "_stale_retry",
@@ -114,6 +118,7 @@ class Flight:
         duplicable: bool,
         done: asyncio.Future[Attempt],
         now: float,
+        redirects: Redirects | None = None,
     ) -> None:
         self._client = client
         self._host = host
@@ -123,6 +128,9 @@ class Flight:
         self._key = key
         self._endpoint_id = endpoint_id
         self._tenant = tenant
+        self._redirects = redirects
+        self._place = None if redirects is None else redirects.registered
+        self._hops = 0
         self._context = context
         self._deadline_at = deadline_at
         self._duplicable = duplicable
@@ -214,8 +222,9 @@ class Flight:
         self._resolve(now)
 
     def _leased(self, now: float) -> None:
-        """The total runs from here; waiting for admission and pool has limits of its own."""
-        self._total_at = now + self._policy.attempt_budget
+        """The total runs from the first lease; waiting for admission and pool has limits of its own."""
+        if not self._hops:
+            self._total_at = now + self._policy.attempt_budget
         self._holds_slot = True
 
     # ----------------------------------------------------------------------------------------------- set-up
@@ -356,7 +365,7 @@ class Flight:
         assert connection is not None
         connection.read_now()
         if not self._ended and self._connection is connection and not self._early:
-            self._limit(AFTER_WRITE_ERROR, self._client.clock.monotonic())
+            self._limit(min(AFTER_WRITE_ERROR, self._policy.read_timeout), self._client.clock.monotonic())
 
     def on_data(self, data: bytes) -> None:
         """Response bytes."""
@@ -433,8 +442,8 @@ class Flight:
         client.stale_retry_count += 1
         self._resolve(now)  # the slot stays ours
 
-    def _read_all(self, reader: ResponseReader, lagged: bool = False) -> None:
-        """The response is over, one way or another."""
+    def _read_all(self, reader: ResponseReader, lagged: bool = False, cut: bool = False) -> None:
+        """The response is over, one way or another; `cut` by us: then nothing new is begun."""
         self._next(READ)
         if reader.fault is not None:
             self._end(End.FAULT, reader.fault)
@@ -444,7 +453,54 @@ class Flight:
         if self._early and self._reused and 200 <= head.status < 300:
             self._end(End.FAULT, Reason.RESPONSE_UNSOLICITED)
             return
-        self._end(End.RESPONSE, _FAULT_REASON[reader.body_fault], lagged)
+        if head.status in REDIRECTS and reader.body_fault is None and not cut:
+            self._on_redirect(reader, head, lagged)
+        else:
+            self._end(End.RESPONSE, _FAULT_REASON[reader.body_fault], lagged)
+
+    # -------------------------------------------------------------------------------------------- redirects
+
+    def _on_redirect(self, reader: ResponseReader, head: Head, lagged: bool) -> None:
+        """The receiver points elsewhere: a failed delivery, unless following is on and the place is allowed."""
+        redirects = self._redirects
+        place = self._place
+        if redirects is None or place is None:
+            self._end(End.RESPONSE, Reason.REDIRECT_DISABLED, lagged)
+            return
+        policy = self._policy
+        hop = next_hop(
+            head.status,
+            [value for name, value in head.fields if name == "location"],
+            place,
+            self._client.check_url,
+            hops=self._hops,
+            limit=policy.redirect_limit,
+            cross_origin=policy.redirect_cross_origin,
+        )
+        if isinstance(hop, Denied):
+            self._end(End.DENIED, hop.reason, lagged)
+        elif isinstance(hop, Reason):
+            self._end(End.RESPONSE, hop, lagged)
+        else:
+            self._follow(reader, redirects, hop)
+
+    def _follow(self, reader: ResponseReader, redirects: Redirects, target: Target) -> None:
+        """The same POST once more, at `target`: a lease, a look-up and checks of its own, within the same total."""
+        connection = self._connection
+        now = self._next(POOL)
+        self._hops += 1
+        self._connection = None
+        self._release(reader, connection, True, now)
+        self._reader = None
+        self._reused = False
+        self._written = False
+        self._early = False
+        self._write_fault = None
+        self.address = None
+        self._place = target
+        self._head, tls, self._context = redirects.at(target)
+        self._host = self._client.pool.host(target, tls)
+        self._lease(now)
 
     # ------------------------------------------------------------------------------------------------- ends
 
@@ -457,7 +513,7 @@ class Flight:
         if reader is not None and reader.head is not None:
             # The head is whole: the status stands, whatever limit cut the body.
             reader.time_out()
-            self._read_all(reader, lagged)
+            self._read_all(reader, lagged, cut=True)
         elif self._write_fault is not None:
             self._end(End.FAULT, self._write_fault, lagged=lagged)
         elif self._deadline_at <= min(self._phase_at, self._total_at):
@@ -495,7 +551,7 @@ class Flight:
             self._cancel(Reason.CLIENT_CLOSED)
         else:
             reader.end(orderly=False)
-            self._read_all(reader)
+            self._read_all(reader, cut=True)
 
     def _cancel(self, reason: Reason) -> None:
         if not self._ended:
@@ -620,15 +676,7 @@ class Flight:
         self._connection = None
         self._reader = None
         if self._holds_slot:
-            self._holds_slot = False
-            keep = False
-            if connection is not None and end is End.RESPONSE and reader is not None:
-                connection.served_count += 1
-                if reader.reusable and self._written and not connection.closed:
-                    connection.idle_since = now
-                    connection.usable_until = pool.keep_until(self._host, connection, reader.head, now)
-                    keep = connection.usable_until > now
-            pool.give_back(self._host, self._endpoint_id, connection, keep)
+            self._release(reader, connection, end is End.RESPONSE, now)
         elif self._entered or self._key is None:
             pool.abandon(self._host, self._endpoint_id, self)
         if self._entered:
@@ -643,6 +691,21 @@ class Flight:
         if heir is not None:
             pool.later(heir.on_admitted)
             pool.run_todo()
+
+    def _release(
+        self, reader: ResponseReader | None, connection: Connection | None, answered: bool, now: float
+    ) -> None:
+        """End the lease; a connection whose response was whole is kept."""
+        pool = self._client.pool
+        self._holds_slot = False
+        keep = False
+        if connection is not None and answered and reader is not None:
+            connection.served_count += 1
+            if reader.reusable and self._written and not connection.closed:
+                connection.idle_since = now
+                connection.usable_until = pool.keep_until(self._host, connection, reader.head, now)
+                keep = connection.usable_until > now
+        pool.give_back(self._host, self._endpoint_id, connection, keep)
 
 
 _FAULT_REASON: Final[dict[BodyFault | None, Reason]] = {

@@ -131,7 +131,7 @@ async def error(peer: Peer, seconds: float) -> None:
 @CATALOGUE.add(
     "redirect-302",
     "redirects to /elsewhere with 302, which would turn the POST into a GET",
-    "response · read · ok: status 302, safe, not followed",
+    "response · read · redirect_disabled: status 302, safe, not followed",
 )
 async def redirect_302(peer: Peer, seconds: float) -> None:
     await _redirect(peer, b"302 Found")
@@ -140,7 +140,7 @@ async def redirect_302(peer: Peer, seconds: float) -> None:
 @CATALOGUE.add(
     "redirect-307",
     "redirects to /elsewhere with 307 and answers 200 there",
-    "response · read · ok: status 307, safe, not followed",
+    "response · read · redirect_disabled: status 307, safe, not followed",
 )
 async def redirect_307(peer: Peer, seconds: float) -> None:
     await _redirect(peer, b"307 Temporary Redirect")
@@ -149,7 +149,7 @@ async def redirect_307(peer: Peer, seconds: float) -> None:
 @CATALOGUE.add(
     "redirect-loop",
     "redirects every request to itself with 307, `seconds` after it arrived",
-    "response · read · ok: status 307, safe, not followed",
+    "response · read · redirect_disabled: status 307, safe, not followed",
 )
 async def redirect_loop(peer: Peer, seconds: float) -> None:
     while True:
