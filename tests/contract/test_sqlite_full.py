@@ -9,6 +9,8 @@ import pytest
 
 from gatepost.errors import StoreFull
 from gatepost.store.rows import Retention, lane_of
+from gatepost.store.sqlite.connection import CHECKPOINT_PAGES
+from gatepost.store.sqlite.space import disk_reserve
 from gatepost.store.sqlite.store import SqliteStore
 from gatepost.testing.store_builder import Owner
 from gatepost.testing.virtual import VirtualClock
@@ -94,3 +96,12 @@ async def test_the_disk_itself_is_watched(tmp_path: Path) -> None:
         await store.ping()
     finally:
         await store.aclose()
+
+
+def test_a_small_disk_keeps_room_for_emptying_the_log() -> None:
+    """5 % of 200 MB is less than one write-ahead log: once it cannot be copied into the file, nothing finds room any more."""
+    log_bytes = CHECKPOINT_PAGES * 4_096
+    assert disk_reserve(200 * MIB) >= 2 * log_bytes
+    assert disk_reserve(24 * MIB) == 12 * MIB, "but not more than half of what there is"
+    assert disk_reserve(2_000 * MIB) == 100 * MIB
+    assert disk_reserve(1_000_000 * MIB) == 1_024 * MIB

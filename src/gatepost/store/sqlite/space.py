@@ -15,6 +15,9 @@ from gatepost.errors import StoreFull
 
 RESERVE_SHARE: Final = 0.05
 """Of the file system: what operators are used to."""
+RESERVE_MIN_BYTES: Final = 32 << 20
+"""On a small disk: a write-ahead log of `CHECKPOINT_PAGES` and its copy into the file. With less the log cannot be emptied any
+more, and then neither results nor retention find room. At most half of the disk."""
 RESERVE_MAX_BYTES: Final = 1 << 30
 """Enough to finish millions of deliveries; 5 % of a large disk would be waste."""
 _LOOK_INTERVAL: Final = 0.1
@@ -25,7 +28,7 @@ class SpaceGuard:
     """Refuses ingest while there is less room than the reserve.
 
     `max_bytes` bounds the database file itself (None: only the disk does), `reserve_bytes` is what is kept free of either;
-    None: 5 % of it, at most 1 GiB.
+    None: 5 % of it, at least 32 MiB of a disk, at most 1 GiB.
     """
 
     __slots__ = (
@@ -76,21 +79,28 @@ class SpaceGuard:
             disk = os.statvfs(self._directory)
         except OSError:
             return None  # a directory in trouble: the write itself will say so
-        return self._judge(disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize, f"the disk of {self._path}")
+        reserve = disk_reserve(disk.f_blocks * disk.f_frsize)
+        return self._judge(disk.f_bavail * disk.f_frsize, reserve, f"the disk of {self._path}")
 
     def _look_inside(self, max_pages: int) -> str | None:
         pages = self._connection.execute("PRAGMA page_count").fetchone()[0]
         unused = self._connection.execute("PRAGMA freelist_count").fetchone()[0]
         free = (max_pages - pages + unused) * self._page_bytes
-        return self._judge(free, max_pages * self._page_bytes, f"{self._path} within its max_bytes")
+        reserve = int(max_pages * self._page_bytes * RESERVE_SHARE)
+        return self._judge(free, min(reserve, RESERVE_MAX_BYTES), f"{self._path} within its max_bytes")
 
-    def _judge(self, free: int, total: int, where: str) -> str | None:
-        reserve = self._reserve_bytes
-        if reserve is None:
-            reserve = min(int(total * RESERVE_SHARE), RESERVE_MAX_BYTES)
+    def _judge(self, free: int, reserve: int, where: str) -> str | None:
+        if self._reserve_bytes is not None:
+            reserve = self._reserve_bytes
         if free >= reserve:
             return None
         return (
             f"{where} has {free:,} bytes free, {reserve:,} are kept for finishing deliveries: no new events until there is "
             "more room; free disk space or shorten retention"
         )
+
+
+def disk_reserve(total: int) -> int:
+    """Bytes to keep free on a disk of `total` bytes."""
+    least = min(RESERVE_MIN_BYTES, total // 2)
+    return min(max(int(total * RESERVE_SHARE), least), RESERVE_MAX_BYTES)
