@@ -8,7 +8,7 @@ from pathlib import Path
 from gatepost.delivery.outcome import Outcome, RetrySafety, status_safety
 from gatepost.net.client import DispatchClient
 from gatepost.service.logs import LogObserver, Logs
-from gatepost.testing.hostile import HostileServer, answering
+from gatepost.testing.hostile import Behaviour, HostileServer, Peer, answering
 from gatepost.wire.exchange import ResponseReader
 from gatepost.wire.phases import Phase
 from gatepost.wire.reasons import Reason
@@ -28,6 +28,31 @@ async def test_redirect_01_every_redirect_is_a_failed_delivery_and_no_get_is_sen
             assert not attempt.delivered
             assert attempt.header("location") == "/elsewhere"
             assert [request.head.split(b" ", 2)[0] for request in server.requests] == [b"POST"]
+
+
+async def test_redirect_01_switched_on_only_307_and_308_are_followed_with_the_same_bytes() -> None:
+    """A chain 307, then 302 ends there; nothing is ever sent as a GET."""
+
+    async def run(peer: Peer, seconds: float) -> None:
+        while True:
+            request = await peer.read_request()
+            first = request.head.startswith(b"POST / ")
+            status = "307 X" if first else "302 X"
+            await peer.send(head("Location: /login", "Content-Length: 0", status=status))
+
+    policy = limits(follow_redirects=True)
+    async with delivering(Behaviour("chain", "307, then 302", "", run), policy) as (server, client):
+        attempt = await client.deliver(server.url, SMALL, IDENTITY)
+        assert (attempt.status, attempt.reason, attempt.delivered) == (302, Reason.REDIRECT_METHOD_CHANGE, False)
+        assert [request.head.split(b" ", 2)[:2] for request in server.requests] == [
+            [b"POST", b"/"],
+            [b"POST", b"/login"],
+        ]
+        assert {request.body for request in server.requests} == {SMALL}
+    async with delivering("redirect-307", policy) as (server, client):
+        attempt = await client.deliver(server.url, SMALL, IDENTITY)
+        assert attempt.delivered
+        assert {request.body for request in server.requests} == {SMALL}
 
 
 def test_redirect_02_only_2xx_is_delivered_over_all_statuses() -> None:

@@ -176,3 +176,14 @@ async def test_timeout_07_a_stale_retry_gets_only_what_is_left_of_the_total() ->
         assert attempt.elapsed < 0.4 + SLACK
         assert server.connections == 2
         assert_nothing_held(client)
+
+
+async def test_timeout_07_redirects_share_one_total() -> None:
+    """Five hops of 150 ms each with a total of 400: each hop gets only what is left, and no limit starts anew."""
+    policy = limits(**{**PATIENT, "total_timeout": 0.4, "redirect_limit": 5, "follow_redirects": True})
+    async with delivering("redirect-loop", policy, seconds=0.15) as (server, client):
+        attempt = await client.deliver(server.url, SMALL, IDENTITY)
+        timed_out(Outcome.DEADLINE_EXCEEDED, Phase.WAIT, Reason.TOTAL_TIMEOUT, after=0.4).check(attempt)
+        assert attempt.elapsed < 0.4 + SLACK
+        assert server.request_count == 3
+        assert_nothing_held(client)
