@@ -43,7 +43,7 @@ async def test_limits_01_a_compressed_body_is_never_inflated() -> None:
         tracemalloc.stop()
     assert attempts[0].body == bomb[:CAP]
     assert attempts[2].body == small
-    assert peak < 4 * 1_024 * 1_024
+    assert peak < 8 * 1_024 * 1_024, "inflated, it would be 100"
 
 
 async def test_limits_01_no_compression_is_asked_for() -> None:
@@ -62,4 +62,4 @@ async def test_limits_02_twenty_endless_bodies_cost_twenty_caps() -> None:
     finally:
         tracemalloc.stop()
     assert all(len(attempt.body) == CAP for attempt in attempts)
-    assert peak < 20 * 6 * CAP
+    assert peak < 20 * 6 * CAP + 4 * 1_024 * 1_024
