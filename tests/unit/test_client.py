@@ -554,6 +554,35 @@ async def test_a_cancelled_close_leaves_nothing_either() -> None:
     assert_nothing_held(client)
 
 
+@pytest.mark.parametrize("closing", [True, False], ids=["closed", "timed out"])
+async def test_a_redirect_whose_body_we_cut_is_not_followed(closing: bool) -> None:
+    """Its head has come and says 307, so the status stands; but what was just stopped must not begin anew elsewhere."""
+    requests = 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal requests
+        await reader.readuntil(b"\r\n\r\nx")
+        requests += 1
+        writer.write(b"HTTP/1.1 307 X\r\nLocation: /elsewhere\r\nContent-Length: 10\r\n\r\nabc")
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        policy = limits(follow_redirects=True, read_timeout=5.0 if closing else 0.2)
+        client = DispatchClient(policy, egress=LOOPBACK)
+        task = asyncio.create_task(client.deliver(url, b"x"))
+        await asyncio.sleep(0.1)
+        if closing:
+            await client.aclose()
+        attempt = await task
+        await client.aclose()
+        await asyncio.sleep(0.05)
+    assert (attempt.outcome, attempt.status, attempt.delivered) == (Outcome.RESPONSE, 307, False)
+    assert attempt.body_fault is (BodyFault.INCOMPLETE if closing else BodyFault.TIMEOUT)
+    assert requests == 1
+
+
 async def test_closing_or_cancelling_while_the_tls_context_is_built_is_told_like_any_other() -> None:
     """The first attempt with a profile waits for a thread: it is in flight too, although nothing was asked of the network."""
     recorder = Recorder()
