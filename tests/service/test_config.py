@@ -221,3 +221,26 @@ def test_every_setting_has_one_name_in_each_source() -> None:
     assert len({setting.path for setting in SETTINGS}) == len(SETTINGS)
     assert len({setting.env for setting in SETTINGS}) == len(SETTINGS)
     assert all(setting.help for setting in SETTINGS)
+
+
+def test_an_egress_proxy_is_configured_whole_or_not_at_all(tmp_path: Path) -> None:
+    """Attempts that leave around the proxy leave around the filter."""
+    assert load(tmp_path).proxy is None
+    password = tmp_path / "password"
+    password.write_text("hunter2\n")
+    settings = load(
+        tmp_path,
+        f'[proxy]\nurl = "http://proxy.internal:3128"\nusername = "gatepost"\npassword_file = "{password}"\n'
+        'no_proxy = [".corp.example.com", "10.0.0.0/8"]\n',
+    )
+    assert settings.proxy is not None
+    assert (settings.proxy.host, settings.proxy.port, settings.proxy.password) == ("proxy.internal", 3128, "hunter2")
+    assert settings.proxy.no_proxy == (".corp.example.com", "10.0.0.0/8")
+    assert "hunter2" not in repr(settings)
+    for toml, says in (
+        ('[proxy]\nusername = "gatepost"\n', "without proxy.url"),
+        ('[proxy]\nurl = "socks5://proxy:1080"\n', "socks5 is not offered"),
+        (f'[proxy]\nurl = "http://p:1"\npassword = "a"\npassword_file = "{password}"\n', "both given"),
+    ):
+        with pytest.raises(ConfigurationError, match=says):
+            load(tmp_path, toml)

@@ -13,7 +13,7 @@ import pytest
 
 from gatepost.delivery.outcome import Blame, End, Evidence, Outcome, RetrySafety, Verdict, classify, status_safety
 from gatepost.wire.phases import Phase
-from gatepost.wire.reasons import BodyFault, Reason
+from gatepost.wire.reasons import PROXY_REASONS, BodyFault, Reason
 
 SAFE, AMBIGUOUS, POINTLESS = RetrySafety.SAFE, RetrySafety.AMBIGUOUS, RetrySafety.POINTLESS
 US, PATH, ENDPOINT = Blame.US, Blame.PATH, Blame.ENDPOINT
@@ -21,7 +21,7 @@ US, PATH, ENDPOINT = Blame.US, Blame.PATH, Blame.ENDPOINT
 SETUP = (Phase.ADMISSION, Phase.POOL, Phase.DNS, Phase.CONNECT, Phase.TLS)
 STATUSES = (None, 100, 200, 204, 299, 301, 400, 408, 410, 413, 425, 429, 499, 500, 502, 503, 599, 600, 999)
 FAULTS = (None, *BodyFault)
-OURS = (Reason.LOCAL_RESOURCES, Reason.DNS_OVERLOAD, Reason.PROXY_FAILED)
+OURS = (Reason.LOCAL_RESOURCES, Reason.DNS_OVERLOAD, *sorted(PROXY_REASONS))
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ from gatepost.dispatch.tenant_limits import TenantLimiter
 from gatepost.dispatch.worker import Worker, WorkerCounts
 from gatepost.errors import ConfigurationError
 from gatepost.net.client import DispatchClient
+from gatepost.net.proxy import ProxyConfig
 from gatepost.net.resolver import Resolver
 from gatepost.store.open import open_store
 from gatepost.store.port import Store
@@ -232,7 +233,7 @@ class Dispatcher:
         policy: ClientPolicy | None = None,
         egress: EgressPolicy | None = None,
         resolver: Resolver | None = None,
-        proxy: object = None,
+        proxy: ProxyConfig | None = None,
         observer: Observer | None = None,
         keys: Sequence[str] | None = None,
         run: bool = False,

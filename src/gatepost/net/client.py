@@ -36,6 +36,7 @@ from gatepost.net.one_per_loop import open_client_count as open_client_count
 from gatepost.net.own_addresses import own_addresses as interface_addresses
 from gatepost.net.pool import Host, Pool
 from gatepost.net.probe import Probe
+from gatepost.net.proxy import ProxyConfig
 from gatepost.net.redirects import Redirects, elsewhere_profile
 from gatepost.net.resolver import Resolver, ThreadResolver
 from gatepost.net.statistics import ClientStatistics as ClientStatistics
@@ -84,15 +85,19 @@ class DispatchClient:
         *,
         egress: EgressPolicy | None = None,
         resolver: Resolver | None = None,
-        proxy: object = None,
+        proxy: ProxyConfig | None = None,
         observer: Observer | None = None,
         own_addresses: frozenset[str] | None = None,
         clock: Clock = SYSTEM_CLOCK,
         entropy: Entropy = SYSTEM_ENTROPY,
     ) -> None:
         """`own_addresses` are this machine's in canonical text, which webhooks must not reach; None: read from the system."""
-        if proxy is not None:
-            raise ConfigurationError("an egress proxy is not offered yet: leave proxy out")
+        if proxy is not None and not isinstance(proxy, ProxyConfig):
+            raise ConfigurationError(f"proxy is a {type(proxy).__name__}: write ProxyConfig('http://proxy:3128')")
+        self.proxy: Final = proxy
+        self.proxy_context: ssl.SSLContext | None = None
+        """For TLS to an https proxy; built before the first attempt."""
+        self._proxy_unprepared = proxy is not None and proxy.scheme == "https"
         self.policy = ClientPolicy() if policy is None else policy
         own = interface_addresses() if own_addresses is None else own_addresses
         self.rules = EgressRules(EgressPolicy() if egress is None else egress, own)
@@ -101,7 +106,7 @@ class DispatchClient:
         self.observer = observer
         self.flights: set[Flight] = set()
         self.bulkhead: Bulkhead[Flight] = Bulkhead(self.policy.per_endpoint_concurrency)
-        self.pool = Pool(self.policy, clock, entropy)
+        self.pool = Pool(self.policy, clock, entropy, proxy)
         self.contexts = TLSContexts()
         self.sweeper = Sweeper(self)
         self.stale_retry_count = 0
@@ -245,32 +250,24 @@ class DispatchClient:
                 raise TypeError(f"tls is a {type(tls).__name__}: write a TLSProfile")
             check_profile(target, tls)
         began = now
-        context = None
-        if tls is not None or target.scheme == "https":
-            context = self.contexts.cached(tls)
-            if context is None:
-                try:
-                    context = await self.contexts.build(tls)  # refuses what cannot be read before anything is sent
-                except asyncio.CancelledError:
-                    self._given_up(Reason.CANCELLED, target, began, endpoint_id, tenant)
-                    raise
-                if self._closed:
-                    return self._given_up(Reason.CLIENT_CLOSED, target, began, endpoint_id, tenant)
-                now = self.clock.monotonic()
-        if tls is not None:
-            host = self.pool.host(target, tls)
-        elif host.dropped:
-            host = destination.host = self.pool.host(target, None)
+        secure = tls is not None or target.scheme == "https"
+        context = self.contexts.cached(tls) if secure else None
         redirects = None
-        if policy.follow_redirects:
+        if (secure and context is None) or policy.follow_redirects or self._proxy_unprepared:
             try:
-                redirects = await self._prepare_redirects(target, content_type, len(body), headers, tls, context)
+                context = await self.prepare_tls(target, tls)  # refuses what cannot be read before anything is sent
+                if policy.follow_redirects:
+                    redirects = await self._redirects(target, content_type, len(body), headers, tls, context)
             except asyncio.CancelledError:
                 self._given_up(Reason.CANCELLED, target, began, endpoint_id, tenant)
                 raise
             if self._closed:
                 return self._given_up(Reason.CLIENT_CLOSED, target, began, endpoint_id, tenant)
             now = self.clock.monotonic()
+        if tls is not None:
+            host = self.pool.host(target, tls)
+        elif host.dropped:
+            host = destination.host = self.pool.host(target, None)
         flight = Flight(
             self,
             host,
@@ -309,6 +306,7 @@ class DispatchClient:
             return self._refusal(destination)
         now = self.clock.monotonic()
         context = await self.prepare_tls(destination.target, tls)
+        self._check_usable()  # much may have happened meanwhile
         probe = Probe(
             self,
             self.pool.host(destination.target, tls),
@@ -336,17 +334,21 @@ class DispatchClient:
         return None if attempt.reason is Reason.OK else attempt
 
     async def prepare_tls(self, target: Target, tls: TLSProfile | None) -> ssl.SSLContext | None:
-        """Build the context that attempts at `target` need. Raises `ConfigurationError` for what can never work."""
-        self._check_usable()
+        """Build the contexts that attempts at `target` need, and return that of the receiver; None for plain http.
+
+        Raises `ConfigurationError` for what can never work.
+        """
         if tls is not None:
             check_profile(target, tls)
+        if self._proxy_unprepared:
+            assert self.proxy is not None
+            self.proxy_context = await self.contexts.build(self.proxy.tls)
+            self._proxy_unprepared = False
         if tls is None and target.scheme == "http":
             return None
-        context = await self.contexts.build(tls)
-        self._check_usable()
-        return context
+        return await self.contexts.build(tls)
 
-    async def _prepare_redirects(
+    async def _redirects(
         self,
         target: Target,
         content_type: str,
@@ -356,7 +358,7 @@ class DispatchClient:
         context: ssl.SSLContext | None,
     ) -> Redirects:
         elsewhere = elsewhere_profile(tls)
-        other = self.contexts.cached(elsewhere) or await self.contexts.build(elsewhere)
+        other = await self.contexts.build(elsewhere)
         return Redirects(target, USER_AGENT, content_type, length, headers, tls, context, elsewhere, other)
 
     # ----------------------------------------------------------------------------------------------- checks

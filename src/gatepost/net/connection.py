@@ -16,6 +16,7 @@ from typing import Final, Protocol
 
 from gatepost.net.faults import stream_reason
 from gatepost.net.tls import tls_reason
+from gatepost.net.tls_socket import TlsSocket
 from gatepost.net.tls_stream import WRITE_SIZE, TlsStream
 from gatepost.wire.reasons import Reason
 
@@ -90,7 +91,12 @@ class Connection:
     )
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, sock: socket.socket, address: str, keeper: ConnectionKeeper, now: float
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sock: socket.socket | TlsSocket,
+        address: str,
+        keeper: ConnectionKeeper,
+        now: float,
     ) -> None:
         self._loop = loop
         self._sock = sock
@@ -401,7 +407,7 @@ class Connection:
         self._sock.close()
 
 
-def _queued(sock: socket.socket, queue: int) -> int:
+def _queued(sock: socket.socket | TlsSocket, queue: int) -> int:
     """Bytes in one of the kernel's queues of a socket: FIONREAD is received and not read, TIOCOUTQ (the number of SIOCOUTQ) sent
     and not acknowledged. 0 where the system cannot say.
     """

@@ -19,12 +19,14 @@ from gatepost.net.connection import Connection
 from gatepost.net.dial import Dial, interleave
 from gatepost.net.names import Found
 from gatepost.net.pool import Host
+from gatepost.net.tls_socket import TlsSocket
+from gatepost.net.tunnel import Tunnel
 from gatepost.wire.egress import Denied, Target
 from gatepost.wire.exchange import ResponseReader
 from gatepost.wire.head import Head
 from gatepost.wire.leases import OPEN, WAIT
 from gatepost.wire.phases import Phase
-from gatepost.wire.reasons import BodyFault, Reason
+from gatepost.wire.reasons import US_REASONS, BodyFault, Reason
 from gatepost.wire.redirects import REDIRECTS, next_hop
 
 if TYPE_CHECKING:
@@ -92,6 +94,7 @@ class Flight:
         "_started_wall",
         "_tenant",
         "_total_at",
+        "_tunnel",
         "_write_fault",
         "_written",
         "address",
@@ -154,6 +157,7 @@ class Flight:
         self._permit: Permit[Flight] | None = None
         self._connection: Connection | None = None
         self._dial: Dial | None = None
+        self._tunnel: Tunnel | None = None
         self._holds_slot = False
         self._reader: ResponseReader | None = None
         self._reused = False
@@ -234,20 +238,24 @@ class Flight:
         self._connect_at = now + policy.connect_timeout
         target = self._host.target
         self.phase = DNS
+        via = self._host.via
         if target.address is not None:
             denied = self._client.rules.check_address(target.address)  # the rules may have changed while we waited
             if denied is not None:
                 self._end(End.DENIED, denied.reason)
-            else:
-                self._connect((target.address,), now)
+                return
+        address = target.address if via is None else via.address
+        if address is not None:
+            self._connect((address,), now)
             return
-        found = self._client.names.known(target.host)
+        name = target.host if via is None else via.host
+        found = self._client.names.known(name)
         if found is not None:
             self._resolved(found, now)
             return
         self._client.look_for_nat64()
         self._limit(policy.dns_timeout or policy.connect_timeout, now)
-        self._client.names.ask(target.host, self.on_resolved, self._tenant)
+        self._client.names.ask(name, self.on_resolved, self._tenant if via is None else None)
 
     def on_resolved(self, found: Found) -> None:
         """The resolver answered."""
@@ -257,7 +265,10 @@ class Flight:
 
     def _resolved(self, found: Found, now: float) -> None:
         if isinstance(found, ResolveError):
-            self._end(End.FAULT, Reason(found.code))
+            self._end(End.FAULT, self._proxied(Reason(found.code), Reason.PROXY_DNS_FAILED))
+            return
+        if self._host.via is not None:  # the operator's own, wherever it is
+            self._connect(found.addresses, now)
             return
         checked = self._client.rules.check_addresses(found.addresses, found.chain)
         if isinstance(checked, Denied):
@@ -271,8 +282,9 @@ class Flight:
         self._limit(self._connect_at - now, now)
         preferred = self._host.preferred_family
         ordered = interleave(addresses, None if preferred is None else socket.AddressFamily(preferred))
-        target = self._host.target
-        self._dial = Dial(self._client.loop, ordered, target.port, self.on_connected, self.on_connect_failed)
+        via = self._host.via
+        port = self._host.target.port if via is None else via.port
+        self._dial = Dial(self._client.loop, ordered, port, self.on_connected, self.on_connect_failed)
         self._dial.start()
 
     def on_connect_failed(self, reason: Reason) -> None:
@@ -281,16 +293,48 @@ class Flight:
         self.address = self._dial.tried
         self._dial = None
         self._next(CONNECT)
-        self._end(End.FAULT, reason)
+        self._end(End.FAULT, self._proxied(reason, Reason.PROXY_CONNECT_FAILED))
 
     def on_connected(self, sock: socket.socket, address: str) -> None:
         """A checked address is connected; the kernel's view of it has been compared."""
-        now = self._next(TLS)
         self._dial = None
-        client = self._client
         host = self._host
         self.address = address
         host.preferred_family = sock.family
+        if host.via is None:
+            self._secure(sock, address)
+            return
+        client = self._client
+        self._tunnel = Tunnel(
+            client.loop,
+            sock,
+            host.via,
+            host.target,
+            client.proxy_context if host.via.scheme == "https" else None,
+            self._on_tunnel,
+            self._on_tunnel_failed,
+        )
+        self._tunnel.start()
+
+    def _on_tunnel(self, sock: socket.socket | TlsSocket) -> None:
+        self._tunnel = None
+        assert self.address is not None
+        self._secure(sock, self.address)
+
+    def _on_tunnel_failed(self, reason: Reason) -> None:
+        self._tunnel = None
+        self._next(CONNECT)
+        self._end(End.FAULT, reason)
+
+    def _proxied(self, reason: Reason, as_proxy: Reason) -> Reason:
+        """What went wrong on the way to our own proxy is said of the proxy, unless it is ours anyway."""
+        return reason if self._host.via is None or reason in US_REASONS else as_proxy
+
+    def _secure(self, sock: socket.socket | TlsSocket, address: str) -> None:
+        """There is a byte stream to the receiver."""
+        now = self._next(TLS)
+        client = self._client
+        host = self._host
         connection = Connection(client.loop, sock, address, client.pool, now)
         connection.policy_checked = client.rules
         connection.user = self
@@ -327,7 +371,8 @@ class Flight:
             return
         self.address = connection.address
         if connection.policy_checked is not client.rules:
-            denied = client.rules.check_address(connection.address)
+            checked = connection.address if self._host.via is None else self._host.target.address
+            denied = None if checked is None else client.rules.check_address(checked)
             if denied is not None:
                 client.pool.give_back(self._host, self._endpoint_id, connection, keep=False)
                 self._holds_slot = False
@@ -518,6 +563,8 @@ class Flight:
             self._end(End.FAULT, self._write_fault, lagged=lagged)
         elif self._deadline_at <= min(self._phase_at, self._total_at):
             self._end(End.DEADLINE, Reason.DEADLINE_EXPIRED, lagged=lagged)
+        elif self._host.via is not None and self.phase in (DNS, CONNECT):
+            self._end(End.FAULT, Reason.PROXY_TIMEOUT, lagged=lagged)
         elif self.phase is DNS and self._client.names.is_waiting(self._host.target.host):
             self._end(End.FAULT, Reason.DNS_OVERLOAD, lagged=lagged)  # nobody has been asked: our queue is the cause
         elif self._phase_at <= self._total_at:
@@ -640,7 +687,8 @@ class Flight:
         connection = self._connection
         address = self.address if self._dial is None else self._dial.tried
         if address is not None:
-            port = self._host.target.port
+            via = self._host.via
+            port = self._host.target.port if via is None else via.port
             address = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
         return Attempt(
             verdict.outcome,
@@ -671,8 +719,12 @@ class Flight:
         if self._dial is not None:
             self._dial.cancel()
             self._dial = None
+        elif self._tunnel is not None:
+            self._tunnel.cancel()
+            self._tunnel = None
         elif self.phase is DNS:
-            client.names.forget_listener(self._host.target.host, self.on_resolved)
+            via = self._host.via
+            client.names.forget_listener(self._host.target.host if via is None else via.host, self.on_resolved)
         self._connection = None
         self._reader = None
         if self._holds_slot:

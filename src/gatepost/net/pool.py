@@ -12,6 +12,7 @@ from typing import Final, Protocol
 from gatepost.clock import Clock, Entropy
 from gatepost.delivery.policy import ClientPolicy
 from gatepost.net.connection import Connection
+from gatepost.net.proxy import ProxyConfig
 from gatepost.net.tls import TLSProfile
 from gatepost.wire.egress import Target
 from gatepost.wire.head import Head
@@ -43,7 +44,7 @@ class LeaseHolder(Protocol):
 
 
 class Host(HostLeases[Connection, LeaseHolder]):
-    """What is known of `scheme://host:port` under one TLS profile."""
+    """What is known of `scheme://host:port` under one TLS profile and by one way there."""
 
     __slots__ = (
         "created_count",
@@ -55,13 +56,16 @@ class Host(HostLeases[Connection, LeaseHolder]):
         "reused_count",
         "target",
         "tls",
+        "via",
     )
 
-    def __init__(self, key: Hashable, target: Target, tls: TLSProfile | None) -> None:
+    def __init__(self, key: Hashable, target: Target, tls: TLSProfile | None, via: ProxyConfig | None = None) -> None:
         super().__init__()
         self.key = key
         self.target = target
         self.tls = tls
+        self.via = via
+        """The proxy its connections go through."""
         self.created_count = 0
         self.reused_count = 0
         self.observed: deque[tuple[float, float]] | None = None
@@ -77,9 +81,10 @@ class Host(HostLeases[Connection, LeaseHolder]):
 class Pool:
     """All connections of a client."""
 
-    def __init__(self, policy: ClientPolicy, clock: Clock, entropy: Entropy) -> None:
+    def __init__(self, policy: ClientPolicy, clock: Clock, entropy: Entropy, proxy: ProxyConfig | None = None) -> None:
         self.leases: Leases[Connection, LeaseHolder] = Leases(policy.max_connections, policy.max_per_host)
         self._policy = policy
+        self._proxy = proxy
         self._clock = clock
         self._entropy = entropy
         self._hosts: dict[Hashable, Host] = {}
@@ -93,12 +98,13 @@ class Pool:
 
     def host(self, target: Target, tls: TLSProfile | None) -> Host:
         """The record of a host, made on first use."""
-        key = (target.origin, tls)
+        via = None if self._proxy is None else self._proxy.route(target)
+        key = (target.origin, tls, via)
         host = self._hosts.get(key)
         if host is None:
             if len(self._hosts) >= HOSTS_MAX:
                 self._drop_unused()
-            host = self._hosts[key] = Host(key, target, tls)
+            host = self._hosts[key] = Host(key, target, tls, via)
         return host
 
     # ----------------------------------------------------------------------------------------------- leases

@@ -115,6 +115,7 @@ async def open_service(
                 settings.database,
                 policy=settings.policy,
                 egress=settings.egress,
+                proxy=settings.proxy,
                 observer=Observers(*observers),
                 keys=[key.reveal() for key in settings.keys] or None,
                 settings=_dispatcher_settings(settings),

@@ -17,6 +17,8 @@ from typing import Any, Final, Literal, TypeVar
 from gatepost.delivery.policy import ClientPolicy
 from gatepost.delivery.records import DEFAULT_WINDOW, Secret
 from gatepost.errors import ConfigurationError
+from gatepost.net.proxy import ProxyConfig
+from gatepost.net.tls import TLSProfile
 from gatepost.service.config_sources import Given, read_sources
 from gatepost.service.settings_table import BY_PATH
 from gatepost.store.rows import Retention
@@ -69,6 +71,8 @@ class Settings:
     listen: ListenSettings = ListenSettings()
     policy: ClientPolicy = field(default_factory=ClientPolicy)
     egress: EgressPolicy = field(default_factory=EgressPolicy)
+    proxy: ProxyConfig | None = None
+    """The proxy that attempts leave through."""
     slots: int = SERVE_SLOTS
     auto_host_cap: bool = False
     """Connections to a host follow its endpoints' caps, between 8 and a quarter of the slots; `policy.max_per_host` is the
@@ -126,6 +130,7 @@ def load_settings(
         listen=ListenSettings(_get(given, "listen.host"), _check_port(_get(given, "listen.port"))),
         policy=policy,
         egress=egress,
+        proxy=_proxy(given),
         slots=slots,
         auto_host_cap="policy.max_per_host" not in given,
         shutdown_grace=None if grace is None else _positive("dispatch.shutdown_grace", grace),
@@ -196,6 +201,25 @@ def _check_retention(retention: Retention) -> None:
             f"retention.idempotency={retention.idempotency:.0f} is longer than retention.events={retention.events:.0f}, "
             f"so a repeated key would name an event that is gone: write {retention.events:.0f} or less"
         )
+
+
+def _proxy(given: Mapping[str, Given]) -> ProxyConfig | None:
+    url = _get(given, "proxy.url")
+    if url is None:
+        others = [path for path in given if path.startswith("proxy.")]
+        if others:
+            raise ConfigurationError(
+                f"{others[0]} is given without proxy.url: write the proxy's address, or leave it out"
+            )
+        return None
+    password, file = _get(given, "proxy.password"), _get(given, "proxy.password_file")
+    if password is not None and file is not None:
+        raise ConfigurationError("proxy.password and proxy.password_file are both given; leave one out")
+    if file is not None:
+        password = _read_secret_file("proxy.password_file", file)
+    ca_file = _get(given, "proxy.ca_file")
+    tls = None if ca_file is None else TLSProfile(ca_pem=_read_secret_file("proxy.ca_file", ca_file))
+    return _build(lambda: ProxyConfig(url, _get(given, "proxy.username"), password, _get(given, "proxy.no_proxy"), tls))
 
 
 def _admin_key(given: Mapping[str, Given]) -> Secret | None:

@@ -131,6 +131,19 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     Setting("dispatch.shutdown_grace", Kind.SECONDS, None, "How long a drain waits for attempts in flight."),
     *_of_dataclass("policy", ClientPolicy, POLICY_HELP),
     *_of_dataclass("egress", EgressPolicy, EGRESS_HELP),
+    Setting(
+        "proxy.url",
+        Kind.TEXT,
+        None,
+        "HTTP proxy that all attempts leave through: http://HOST:PORT or https://HOST:PORT.",
+    ),
+    Setting("proxy.username", Kind.TEXT, None, "Who we are at the proxy (basic authentication)."),
+    Setting("proxy.password", Kind.SECRET, None, "Its password."),
+    Setting("proxy.password_file", Kind.TEXT, None, "File that holds the password."),
+    Setting("proxy.no_proxy", Kind.LIST, (), "Connected to directly: host names, .suffixes, addresses and networks."),
+    Setting(
+        "proxy.ca_file", Kind.TEXT, None, "PEM file of the authority behind an https proxy; not given: the system's."
+    ),
     *_of_dataclass("retention", Retention, RETENTION_HELP),
     Setting("security.admin_key", Kind.SECRET, None, "API key with access to every tenant, at least 24 characters."),
     Setting("security.admin_key_file", Kind.TEXT, None, "File that holds admin_key."),

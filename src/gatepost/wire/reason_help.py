@@ -78,7 +78,16 @@ REASON_HELP: Final[Mapping[Reason, str]] = {
     Reason.REDIRECT_CROSS_ORIGIN: "The redirect leads to another origin and `redirect_cross_origin` is off.",
     Reason.REDIRECT_SCHEME_DOWNGRADE: "The redirect leads from https to http.",
     # our own proxy
-    Reason.PROXY_FAILED: "Our own egress proxy failed.",
+    Reason.PROXY_DNS_FAILED: "The name of our own egress proxy could not be resolved.",
+    Reason.PROXY_CONNECT_FAILED: "Our own egress proxy could not be connected to.",
+    Reason.PROXY_TIMEOUT: "Our own egress proxy opened no tunnel in time.",
+    Reason.PROXY_TLS_FAILED: "The TLS handshake with our own egress proxy failed.",
+    Reason.PROXY_CLOSED: "Our own egress proxy closed the connection before it answered.",
+    Reason.PROXY_AUTH_REQUIRED: "Our own egress proxy wants other credentials (407).",
+    Reason.PROXY_REFUSED: "Our own egress proxy refused the destination (403 or another 4xx).",
+    Reason.PROXY_UPSTREAM_FAILED: "Our own egress proxy could not reach the destination (502, 503 or 504).",
+    Reason.PROXY_PROTOCOL_ERROR: "Our own egress proxy gave an answer to CONNECT that cannot be read.",
+    Reason.PROXY_FAILED: "Our own egress proxy failed in another way.",
     # URL rules
     Reason.URL_CONTROL_CHAR: "The URL has a control character.",
     Reason.URL_WHITESPACE: "The URL has white space.",

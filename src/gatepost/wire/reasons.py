@@ -77,6 +77,15 @@ class Reason(StrEnum):
     REDIRECT_CROSS_ORIGIN = "redirect_cross_origin"
     REDIRECT_SCHEME_DOWNGRADE = "redirect_scheme_downgrade"
     # our own proxy
+    PROXY_DNS_FAILED = "proxy_dns_failed"
+    PROXY_CONNECT_FAILED = "proxy_connect_failed"
+    PROXY_TIMEOUT = "proxy_timeout"
+    PROXY_TLS_FAILED = "proxy_tls_failed"
+    PROXY_CLOSED = "proxy_closed"
+    PROXY_AUTH_REQUIRED = "proxy_auth_required"
+    PROXY_REFUSED = "proxy_refused"
+    PROXY_UPSTREAM_FAILED = "proxy_upstream_failed"
+    PROXY_PROTOCOL_ERROR = "proxy_protocol_error"
     PROXY_FAILED = "proxy_failed"
     # URL rules
     URL_CONTROL_CHAR = "url_control_char"
@@ -149,7 +158,23 @@ class BodyFault(StrEnum):
     PROTOCOL = "protocol"
 
 
-US_REASONS = frozenset({Reason.LOCAL_RESOURCES, Reason.DNS_OVERLOAD, Reason.PROXY_FAILED})
+PROXY_REASONS = frozenset(
+    {
+        Reason.PROXY_DNS_FAILED,
+        Reason.PROXY_CONNECT_FAILED,
+        Reason.PROXY_TIMEOUT,
+        Reason.PROXY_TLS_FAILED,
+        Reason.PROXY_CLOSED,
+        Reason.PROXY_AUTH_REQUIRED,
+        Reason.PROXY_REFUSED,
+        Reason.PROXY_UPSTREAM_FAILED,
+        Reason.PROXY_PROTOCOL_ERROR,
+        Reason.PROXY_FAILED,
+    }
+)
+"""The tunnel through our own egress proxy was not opened: nothing was sent to the receiver."""
+
+US_REASONS = frozenset({Reason.LOCAL_RESOURCES, Reason.DNS_OVERLOAD}) | PROXY_REASONS
 """Faults that are ours whatever phase they end: the endpoint is not charged."""
 
 PERMANENT_TLS_REASONS = frozenset(
