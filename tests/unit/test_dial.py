@@ -65,17 +65,18 @@ class Dialled:
 
 
 @contextmanager
-def listening(*addresses: str, hole: str | None = None) -> Iterator[int]:
-    """One port on which these addresses listen and no other does; on `hole` a connect neither succeeds nor fails.
+def listening(*addresses: str, refusing: Sequence[str] = (), hole: str | None = None) -> Iterator[int]:
+    """One port on which these addresses listen and `refusing` ones do not; on `hole` a connect neither succeeds nor fails.
 
-    (On Linux a full backlog drops every further SYN.)
+    (A port that is bound and not listened on refuses, and nobody else can take it. On Linux a full backlog drops every
+    further SYN.)
     """
     with ExitStack() as socks:
         for _ in range(20):
             opened: list[socket.socket] = []
             port = 0
             try:
-                for address in (*addresses, *([hole] if hole else [])):
+                for address in (*addresses, *refusing, *([hole] if hole else [])):
                     sock = socks.enter_context(socket.socket(V6 if ":" in address else V4))
                     opened.append(sock)
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -87,7 +88,8 @@ def listening(*addresses: str, hole: str | None = None) -> Iterator[int]:
             else:
                 break
         for sock in opened:
-            sock.listen(16 if sock.getsockname()[0] != hole else 0)
+            if sock.getsockname()[0] not in refusing:
+                sock.listen(16 if sock.getsockname()[0] != hole else 0)
         if hole:
             for _ in range(4):
                 filler = socks.enter_context(socket.socket())
@@ -95,12 +97,6 @@ def listening(*addresses: str, hole: str | None = None) -> Iterator[int]:
                 with suppress(BlockingIOError):
                     filler.connect((hole, port))
         yield port
-
-
-def free_port() -> int:
-    """A port on which nothing listens."""
-    with listening("127.0.0.1") as port:
-        return port
 
 
 # ------------------------------------------------------------------------------------------------ order
@@ -154,7 +150,7 @@ async def test_one_address_that_listens_is_connected() -> None:
 
 async def test_an_address_that_refuses_costs_no_stagger() -> None:
     """The next one is tried at once: waiting for what has failed helps nobody."""
-    with listening("127.0.0.3") as port:
+    with listening("127.0.0.3", refusing=["127.0.0.1", "127.0.0.2"]) as port:
         dialled = await Dialled(["127.0.0.1", "127.0.0.2", "127.0.0.3"], port).run()
         assert dialled.address == "127.0.0.3"
         assert dialled.took < STAGGER
@@ -170,7 +166,7 @@ async def test_an_address_that_is_silent_costs_one_stagger() -> None:
 
 async def test_the_next_address_is_tried_at_once_when_a_pending_one_fails() -> None:
     """A refusal during the wait ends it: here the third is reached before a second stagger could pass."""
-    with listening("127.0.0.3", hole="127.0.0.1") as port:
+    with listening("127.0.0.3", refusing=["127.0.0.2"], hole="127.0.0.1") as port:
         dialled = await Dialled(["127.0.0.1", "127.0.0.2", "127.0.0.3"], port).run()
         assert dialled.address == "127.0.0.3"
         assert dialled.took < 2 * STAGGER - 0.02
@@ -178,17 +174,18 @@ async def test_the_next_address_is_tried_at_once_when_a_pending_one_fails() -> N
 
 async def test_both_families_reach_a_host_that_has_only_one() -> None:
     """Half of the dual-stack hosts of this world have a broken half."""
-    with listening("127.0.0.1") as port:
+    with listening("127.0.0.1", refusing=["::1"]) as port:
         dialled = await Dialled(interleave(["::1", "127.0.0.1"], None), port).run()
         assert dialled.address == "127.0.0.1"
-    with listening("::1") as port:
+    with listening("::1", refusing=["127.0.0.1"]) as port:
         dialled = await Dialled(interleave(["127.0.0.1", "::1"], None), port).run()
         assert dialled.address == "::1"
 
 
 async def test_when_all_refuse_the_reason_says_so() -> None:
     """The last failure is named; it comes as soon as the last one fails."""
-    dialled = await Dialled(["127.0.0.1", "127.0.0.2"], free_port()).run()
+    with listening(refusing=["127.0.0.1", "127.0.0.2"]) as port:
+        dialled = await Dialled(["127.0.0.1", "127.0.0.2"], port).run()
     assert dialled.reason is Reason.CONNECTION_REFUSED
     assert dialled.took < STAGGER
 
@@ -201,8 +198,8 @@ async def test_no_address_at_all_fails() -> None:
 async def test_only_the_first_few_addresses_are_tried() -> None:
     """Twenty dead addresses cannot be told apart within a connect limit of seconds, and each costs a socket."""
     last = f"127.0.0.{ADDRESSES_MAX + 1}"
-    with listening(last) as port:
-        addresses = [f"127.0.0.{number}" for number in range(1, ADDRESSES_MAX + 2)]
+    addresses = [f"127.0.0.{number}" for number in range(1, ADDRESSES_MAX + 2)]
+    with listening(last, refusing=addresses[:-1]) as port:
         assert (await Dialled(addresses, port).run()).reason is Reason.CONNECTION_REFUSED
         assert (await Dialled(addresses[1:], port).run()).address == last
 
