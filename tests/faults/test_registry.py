@@ -23,9 +23,7 @@ CLASSES = frozenset(
 """Classes of the client. The others belong to the queue, the schedule and the breaker, and to HTTP/2, which is not offered."""
 OURS = [case["id"] for case in CASES if case["class"] in CLASSES]
 
-EXEMPT: Mapping[str, str] = {
-    "proxy-03": "needs feature: the explicit egress proxy",
-}
+EXEMPT: Mapping[str, str] = {}
 """Cases without a test, each with its reason: `not applicable: …` or `needs feature: …`."""
 
 _NAME = re.compile(r"test_([a-z]+\d*)_(\d\d)_")
