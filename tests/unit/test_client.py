@@ -137,12 +137,6 @@ async def test_a_call_may_not_change_what_all_calls_share(field: str) -> None:
         assert (await client.deliver(receiver.url, b"x", policy=same)).delivered
 
 
-async def test_what_is_not_offered_yet_is_refused_in_words() -> None:
-    """Accepted and ignored it would be a proxy not used."""
-    with pytest.raises(ConfigurationError, match="proxy"):
-        DispatchClient(proxy="http://proxy.example.com:3128")
-
-
 async def test_a_closed_client_says_so() -> None:
     """And closing it twice does nothing."""
     client = DispatchClient(limits(), egress=LOOPBACK)

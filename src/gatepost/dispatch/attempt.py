@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol, assert_never, cast
+from typing import Final, Protocol, assert_never
 
 from gatepost.clock import Clock, Entropy
 from gatepost.delivery.attempt import Attempt
@@ -31,6 +31,7 @@ from gatepost.dispatch.notices import Notices
 from gatepost.dispatch.round import Start
 from gatepost.dispatch.settle import Result
 from gatepost.errors import StoreError
+from gatepost.net.observation import observation_of
 from gatepost.net.tls import TLSProfile
 from gatepost.store.rows import (
     RESPONSE_SNIPPET_MAX,
@@ -43,7 +44,7 @@ from gatepost.store.rows import (
     RowKey,
     endpoint_of,
 )
-from gatepost.telemetry import AttemptObservation, DeliveryObservation, Observer
+from gatepost.telemetry import DeliveryObservation, Observer
 from gatepost.wire.phases import SETUP_PHASES
 
 BODY_RETRY: Final = 1.0
@@ -308,7 +309,7 @@ class AttemptRunner:
                     decision.why,
                     (decision.due - ended_at) / 1e6 if isinstance(decision, RetryAt) else None,
                     max(0, started_at - row.due_at) / 1e6,
-                    None if attempt is None else _observation(attempt, endpoint.id, endpoint.tenant),
+                    None if attempt is None else observation_of(attempt, endpoint.id, endpoint.tenant),
                 )
             )
         except Exception:  # noqa: BLE001 - users' code: its bug must not end a delivery
@@ -317,26 +318,3 @@ class AttemptRunner:
 
 def _dead(key: RowKey, row: Row, attempts: int, why: Why, outcome: str | None, status: int | None, now: int) -> DeadRow:
     return DeadRow(key, row.part, row.attempt, attempts, row.event_id, why, outcome, status, now)
-
-
-def _observation(attempt: Attempt, endpoint_id: str, tenant: str) -> AttemptObservation:
-    return AttemptObservation(
-        attempt.outcome,
-        attempt.delivered,
-        attempt.phase,
-        attempt.reason,
-        attempt.retry_safety,
-        attempt.blame,
-        attempt.status,
-        attempt.host,
-        endpoint_id,
-        tenant,
-        attempt.address,
-        attempt.elapsed,
-        cast(Mapping[str, float], attempt.phases),
-        attempt.reused,
-        attempt.stale_retry,
-        attempt.bytes_sent,
-        attempt.body_fault,
-        attempt.lagged,
-    )

@@ -13,12 +13,11 @@ import ssl
 import sys
 import traceback
 import warnings
-from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from threading import get_ident
 from types import TracebackType
-from typing import Final, Self, cast
+from typing import Final, Self
 
 from gatepost import deadline as ambient
 from gatepost.admission.bulkhead import Bulkhead
@@ -29,15 +28,17 @@ from gatepost.delivery.outcome import End, Outcome
 from gatepost.delivery.policy import POOL_FIELDS, ClientPolicy
 from gatepost.errors import ConfigurationError
 from gatepost.net import one_per_loop
+from gatepost.net.destinations import Destinations
 from gatepost.net.flight import NEVER, Flight
 from gatepost.net.names import NameCache
 from gatepost.net.nat64 import Nat64Finder
+from gatepost.net.observation import observation_of
 from gatepost.net.one_per_loop import open_client_count as open_client_count
 from gatepost.net.own_addresses import own_addresses as interface_addresses
-from gatepost.net.pool import Host, Pool
+from gatepost.net.pool import Pool
 from gatepost.net.probe import Probe
 from gatepost.net.proxy import ProxyConfig
-from gatepost.net.redirects import Redirects, elsewhere_profile
+from gatepost.net.redirects import FollowingFlight, Redirects, elsewhere_profile
 from gatepost.net.resolver import Resolver, ThreadResolver
 from gatepost.net.statistics import ClientStatistics as ClientStatistics
 from gatepost.net.statistics import HostStatistics as HostStatistics
@@ -45,30 +46,17 @@ from gatepost.net.statistics import by_origin
 from gatepost.net.sweeper import Sweeper
 from gatepost.net.tls import TLSContexts, TLSProfile, check_profile
 from gatepost.net.unsent import unsent
-from gatepost.telemetry import AttemptObservation, Observer, OperationalObservation
+from gatepost.telemetry import Observer, OperationalObservation
 from gatepost.wire.egress import Denied, EgressPolicy, Target
 from gatepost.wire.egress_rules import EgressRules
 from gatepost.wire.payload import payload_bytes
 from gatepost.wire.phases import PHASES
 from gatepost.wire.reasons import Reason
-from gatepost.wire.request import request_head, static_head
+from gatepost.wire.request import request_head
 
 USER_AGENT: Final = "gatepost/0.1"
-URLS_MAX: Final = 16_384
-"""Checked URLs remembered, with the first lines of their requests; about 1 KiB each. The oldest goes first."""
-
 _log = logging.getLogger("gatepost.client")
 _ORIGIN: Final = re.compile(r"https?://[^/?#@\s]+:[0-9]+")
-
-
-@dataclass(slots=True)
-class _Destination:
-    """A URL that was checked once, and what is the same in every request to it."""
-
-    target: Target
-    static: str
-    host: Host
-    """The pool's record for it without a TLS profile."""
 
 
 class DispatchClient:
@@ -114,7 +102,7 @@ class DispatchClient:
         self._resolver: Resolver = self._own_resolver or _given(resolver)
         self._nat64 = Nat64Finder(self._resolver, clock, self._nat64_found)
         self.names = NameCache(self._resolver, self.policy.dns_ttl, clock)
-        self._destinations: OrderedDict[str, _Destination | Denied] = OrderedDict()
+        self._destinations = Destinations(self.check_url, self.pool)
         self._policies: dict[int, ClientPolicy] = {id(self.policy): self.policy}
         self._shed: dict[str, int] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -232,9 +220,9 @@ class DispatchClient:
             policy = self.policy
         elif id(policy) not in self._policies:
             self._check_policy(policy)
-        destination = self._destinations.get(url)
+        destination = self._destinations.known.get(url)
         if destination is None:
-            destination = self._check_destination(url)
+            destination = self._destinations.check(url)
         now = self.clock.monotonic()
         if isinstance(destination, Denied):
             return self._denied(destination, endpoint_id, tenant)
@@ -268,7 +256,7 @@ class DispatchClient:
             host = self.pool.host(target, tls)
         elif host.dropped:
             host = destination.host = self.pool.host(target, None)
-        flight = Flight(
+        flight = (Flight if redirects is None else FollowingFlight)(
             self,
             host,
             head,
@@ -282,8 +270,10 @@ class DispatchClient:
             duplicable=deduplicates and _is_duplicable(headers),
             done=self.loop.create_future(),
             now=began,
-            redirects=redirects,
         )
+        if redirects is not None:
+            assert isinstance(flight, FollowingFlight)
+            flight.redirects = redirects
         self.flights.add(flight)
         self.sweeper.watch(now)
         flight.start(now)
@@ -301,7 +291,7 @@ class DispatchClient:
         Bounded by the client's own limits; counts as no attempt and is not observed. Raises as `deliver`.
         """
         self._check_usable()
-        destination = self._destinations.get(url) or self._check_destination(url)
+        destination = self._destinations.known.get(url) or self._destinations.check(url)
         if isinstance(destination, Denied):
             return self._refusal(destination)
         now = self.clock.monotonic()
@@ -392,19 +382,6 @@ class DispatchClient:
             self._policies = {id(self.policy): self.policy}
         self._policies[id(policy)] = policy
 
-    def _check_destination(self, url: str) -> _Destination | Denied:
-        checked = self.check_url(url)
-        destination: _Destination | Denied
-        if isinstance(checked, Denied):
-            destination = checked
-        else:
-            static = static_head("POST", checked.target, checked.authority)
-            destination = _Destination(checked, static, self.pool.host(checked, None))
-        self._destinations[url] = destination
-        if len(self._destinations) > URLS_MAX:
-            self._destinations.popitem(last=False)
-        return destination
-
     def _use_rules(self, rules: EgressRules) -> None:
         self.rules = rules
         self._destinations.clear()  # verdicts of the old rules
@@ -449,28 +426,7 @@ class DispatchClient:
         if observer is None:
             return
         try:
-            observer.attempt_finished(
-                AttemptObservation(
-                    attempt.outcome,
-                    attempt.delivered,
-                    attempt.phase,
-                    attempt.reason,
-                    attempt.retry_safety,
-                    attempt.blame,
-                    attempt.status,
-                    attempt.host,
-                    endpoint_id,
-                    tenant,
-                    attempt.address,
-                    attempt.elapsed,
-                    cast(Mapping[str, float], attempt.phases),
-                    attempt.reused,
-                    attempt.stale_retry,
-                    attempt.bytes_sent,
-                    attempt.body_fault,
-                    attempt.lagged,
-                )
-            )
+            observer.attempt_finished(observation_of(attempt, endpoint_id, tenant))
         except Exception:  # noqa: BLE001 - users' code: its bug must not end an attempt
             _log.exception("an observer raised; attempts go on")
 

@@ -21,20 +21,19 @@ from gatepost.net.names import Found
 from gatepost.net.pool import Host
 from gatepost.net.tls_socket import TlsSocket
 from gatepost.net.tunnel import Tunnel
-from gatepost.wire.egress import Denied, Target
+from gatepost.wire.egress import Denied
 from gatepost.wire.exchange import ResponseReader
 from gatepost.wire.head import Head
 from gatepost.wire.leases import OPEN, WAIT
 from gatepost.wire.phases import Phase
 from gatepost.wire.reasons import US_REASONS, BodyFault, Reason
-from gatepost.wire.redirects import REDIRECTS, next_hop
+from gatepost.wire.redirects import REDIRECTS
 
 if TYPE_CHECKING:
     import asyncio
     import ssl
 
     from gatepost.net.client import DispatchClient
-    from gatepost.net.redirects import Redirects
 
 NEVER: Final = float("inf")
 AFTER_WRITE_ERROR: Final = 1.0
@@ -77,16 +76,13 @@ class Flight:
         "_entered",
         "_head",
         "_holds_slot",
-        "_hops",
         "_host",
         "_key",
         "_mark",
         "_permit",
         "_phase_at",
-        "_place",
         "_policy",
         "_reader",
-        "_redirects",
         "_reused",
         "_spent",
         "_stale_retry",
@@ -121,7 +117,6 @@ class Flight:
         duplicable: bool,
         done: asyncio.Future[Attempt],
         now: float,
-        redirects: Redirects | None = None,
     ) -> None:
         self._client = client
         self._host = host
@@ -131,9 +126,6 @@ class Flight:
         self._key = key
         self._endpoint_id = endpoint_id
         self._tenant = tenant
-        self._redirects = redirects
-        self._place = None if redirects is None else redirects.registered
-        self._hops = 0
         self._context = context
         self._deadline_at = deadline_at
         self._duplicable = duplicable
@@ -226,9 +218,8 @@ class Flight:
         self._resolve(now)
 
     def _leased(self, now: float) -> None:
-        """The total runs from the first lease; waiting for admission and pool has limits of its own."""
-        if not self._hops:
-            self._total_at = now + self._policy.attempt_budget
+        """The total runs from here; waiting for admission and pool has limits of its own."""
+        self._total_at = now + self._policy.attempt_budget
         self._holds_slot = True
 
     # ----------------------------------------------------------------------------------------------- set-up
@@ -503,49 +494,9 @@ class Flight:
         else:
             self._end(End.RESPONSE, _FAULT_REASON[reader.body_fault], lagged)
 
-    # -------------------------------------------------------------------------------------------- redirects
-
     def _on_redirect(self, reader: ResponseReader, head: Head, lagged: bool) -> None:
-        """The receiver points elsewhere: a failed delivery, unless following is on and the place is allowed."""
-        redirects = self._redirects
-        place = self._place
-        if redirects is None or place is None:
-            self._end(End.RESPONSE, Reason.REDIRECT_DISABLED, lagged)
-            return
-        policy = self._policy
-        hop = next_hop(
-            head.status,
-            [value for name, value in head.fields if name == "location"],
-            place,
-            self._client.check_url,
-            hops=self._hops,
-            limit=policy.redirect_limit,
-            cross_origin=policy.redirect_cross_origin,
-        )
-        if isinstance(hop, Denied):
-            self._end(End.DENIED, hop.reason, lagged)
-        elif isinstance(hop, Reason):
-            self._end(End.RESPONSE, hop, lagged)
-        else:
-            self._follow(reader, redirects, hop)
-
-    def _follow(self, reader: ResponseReader, redirects: Redirects, target: Target) -> None:
-        """The same POST once more, at `target`: a lease, a look-up and checks of its own, within the same total."""
-        connection = self._connection
-        now = self._next(POOL)
-        self._hops += 1
-        self._connection = None
-        self._release(reader, connection, True, now)
-        self._reader = None
-        self._reused = False
-        self._written = False
-        self._early = False
-        self._write_fault = None
-        self.address = None
-        self._place = target
-        self._head, tls, self._context = redirects.at(target)
-        self._host = self._client.pool.host(target, tls)
-        self._lease(now)
+        """The receiver points elsewhere: a failed delivery. `net.redirects` knows flights that follow."""
+        self._end(End.RESPONSE, Reason.REDIRECT_DISABLED, lagged)
 
     # ------------------------------------------------------------------------------------------------- ends
 

@@ -1,0 +1,33 @@
+"""An attempt as observers hear of it: the same facts without body and headers. Used by the client and by `dispatch.attempt`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+from gatepost.delivery.attempt import Attempt
+from gatepost.telemetry import AttemptObservation
+
+
+def observation_of(attempt: Attempt, endpoint_id: str | None, tenant: str | None) -> AttemptObservation:
+    """The observation of an attempt made for that endpoint and tenant."""
+    return AttemptObservation(
+        attempt.outcome,
+        attempt.delivered,
+        attempt.phase,
+        attempt.reason,
+        attempt.retry_safety,
+        attempt.blame,
+        attempt.status,
+        attempt.host,
+        endpoint_id,
+        tenant,
+        attempt.address,
+        attempt.elapsed,
+        cast(Mapping[str, float], attempt.phases),
+        attempt.reused,
+        attempt.stale_retry,
+        attempt.bytes_sent,
+        attempt.body_fault,
+        attempt.lagged,
+    )
