@@ -115,9 +115,12 @@ async def test_proxy_03_a_length_on_a_2xx_is_ignored_and_an_end_behind_it_is_saf
             attempt = await client.deliver(url, SMALL, IDENTITY, tls=certificates.profile)
             assert (attempt.delivered, attempt.body) == (True, b"ok")
         assert b"Content-Length" not in proxy.heads[0]
-    async with HostileServer(answers_connect(head(status="200 Connection established"))) as closing, DispatchClient(
-        limits(), egress=LOOPBACK, resolver=OnlyTheProxy(), proxy=ProxyConfig(f"http://127.0.0.1:{closing.port}")
-    ) as client:
+    async with (
+        HostileServer(answers_connect(head(status="200 Connection established"))) as closing,
+        DispatchClient(
+            limits(), egress=LOOPBACK, resolver=OnlyTheProxy(), proxy=ProxyConfig(f"http://127.0.0.1:{closing.port}")
+        ) as client,
+    ):
         attempt = await client.deliver("https://hook.example.com/", SMALL, IDENTITY)
         assert (attempt.phase, attempt.reason) == (Phase.TLS, Reason.TLS_CONNECTION_CLOSED)
         assert (attempt.retry_safety, attempt.bytes_sent) == (RetrySafety.SAFE, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import pickle
 import sqlite3
@@ -24,6 +25,7 @@ from gatepost.delivery.policy import ClientPolicy
 from gatepost.delivery.records import Secret
 from gatepost.errors import ConfigurationError
 from gatepost.net.client import DispatchClient
+from gatepost.net.proxy import ProxyConfig
 from gatepost.net.tls import TLSProfile
 from gatepost.service.cli.root import app
 from gatepost.service.config import load_settings
@@ -46,6 +48,7 @@ from tests.faults.canaries import (
     client_certificate,
 )
 from tests.faults.kit import Heard, ScriptedResolver, closed_port, not_found
+from tests.faults.test_proxy import REFUSALS, answers_connect
 from tests.hostile.engine import BIG, LOOPBACK, SMALL, Certificates, limits
 from tests.service.running import api, ok
 
@@ -74,6 +77,12 @@ BAD_HEADERS: list[Mapping[str, str]] = [
     {"Host": WORD},
     {"X-Token": WORD, "x-token": WORD},
 ]
+
+
+def pem(value: str | bytes | None) -> str:
+    """As text."""
+    assert value is not None
+    return value if isinstance(value, str) else value.decode()
 
 
 def show(where: str, what: object, hay: Haystack) -> None:
@@ -174,6 +183,53 @@ async def test_secrets_01_no_way_to_fail_shows_a_secret(tmp_path: Path, caplog: 
     assert hay.found(key_line) == []
 
 
+async def test_secrets_01_no_failure_of_the_proxy_shows_its_password(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Refusals, garbage, ends and silence of a proxy that was given credentials, and configurations that hold them wrongly."""
+    caplog.set_level(0)
+    hay = Haystack()
+    password = f"{WORD}-proxy"
+    token = base64.b64encode(f"user:{password}".encode()).decode()
+    heard, metrics = Heard(), Metrics()
+    for _, raw, reason in REFUSALS:
+        async with HostileServer(answers_connect(raw)) as proxy:
+            config = ProxyConfig(f"http://127.0.0.1:{proxy.port}", "user", password)
+            async with DispatchClient(
+                limits(connect_timeout=0.2, read_timeout=1.0),
+                egress=LOOPBACK,
+                proxy=config,
+                observer=Observers(heard, metrics),
+            ) as client:
+                attempt = await client.deliver(f"https://hook.example.com/{PATH}", SMALL, HEADERS)
+                assert attempt.reason is reason
+                for shown in (config, client, attempt, client.statistics(), *client.pool.hosts):
+                    show("proxy", shown, hay)
+            assert any(token.encode() in request.head for request in proxy.requests)
+    for url, username, secret in (
+        (f"http://user:{password}@proxy:3128", None, None),
+        (f"socks5://user:{password}@proxy:1080", None, None),
+        (f"http://proxy/{password}", None, None),
+        ("http://proxy:3128", None, password),
+        ("http://proxy:3128", "a:b", password),
+        ("http://proxy:3128", "user", f"{password}\r\nX: 1"),
+    ):
+        with pytest.raises(ConfigurationError) as caught:
+            ProxyConfig(url, username, secret)
+        hay.add_error("proxy config", caught.value)
+        given = {"GATEPOST_PROXY_URL": url, "GATEPOST_PROXY_USERNAME": username, "GATEPOST_PROXY_PASSWORD": secret}
+        with pytest.raises(ConfigurationError) as caught:
+            load_settings(None, {name: value for name, value in given.items() if value is not None})
+        hay.add_error("proxy settings", caught.value)
+    good = {"GATEPOST_PROXY_URL": "http://p:1", "GATEPOST_PROXY_USERNAME": "u", "GATEPOST_PROXY_PASSWORD": password}
+    hay.add("settings", repr(load_settings(None, good)))
+    for observation in heard.attempts:
+        show("observation", observation, hay)
+    hay.add("metrics", generate_latest(metrics.registry))
+    hay.add_records("logging", caplog.records)
+    assert hay.found(token) == []
+
+
 async def test_secrets_01_the_stores_rows_and_the_dispatchers_answers_show_no_secret(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -198,6 +254,21 @@ async def test_secrets_01_the_stores_rows_and_the_dispatchers_answers_show_no_se
             hay.add("endpoint", endpoint)
             hay.add("endpoint", repr(endpoint.secrets))
         await gp.publish("a.b", {"n": 1})
+        profile, key_line = client_certificate()
+        with_key = await gp.endpoints.create(
+            f"https://127.0.0.1:{closed_port()}/{PATH}",
+            event_types=("none",),
+            secret=SIGNING_SECRET,
+            ca_pem=pem(profile.ca_pem),
+            client_cert_pem=pem(profile.client_cert_pem),
+            client_key_pem=pem(profile.client_key_pem),
+        )
+        hay.add("endpoint with a key", with_key)
+        show("test", await gp.endpoints.test(with_key.id), hay)
+        for key in (WORD, f"{WORD}\u00e9", pem(profile.client_key_pem)[:-40]):
+            with pytest.raises(ValueError) as caught:
+                await gp.endpoints.update(with_key.id, client_key_pem=key, probe=False)
+            hay.add_error("key", caught.value)
         async with asyncio.timeout(20):
             while len(heard.attempts) < len(names) or gp.statistics().attempts.dead < 5:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
@@ -236,11 +307,12 @@ async def test_secrets_01_the_stores_rows_and_the_dispatchers_answers_show_no_se
                 if table != "endpoints" and "endpoint" not in table:
                     hay.add(f"table {table}", repr(row))
     connection.close()
-    assert hay.found() == []
+    assert hay.found(key_line) == []
     raw = Haystack()
     for path in sorted(tmp_path.glob("gatepost.db*")):  # noqa: ASYNC240 - a few files, after everything
         raw.add(path.name, path.read_bytes())
     sealed = [hit for hit in raw.found() if "signing" in hit[1] or "header" in hit[1] or "value" in hit[1]]
+    assert not [hit for hit in raw.found(key_line) if key_line in hit[1]]
     assert sealed == [], "signing secrets and header values are sealed at rest"
 
 
@@ -260,6 +332,21 @@ async def test_secrets_01_the_api_shows_no_secret(tmp_path: Path, capfd: pytest.
             hay.add(
                 "endpoint", json.dumps({name: value for name, value in answer.items() if name not in ("url", "secret")})
             )
+        profile, key_line = client_certificate()
+        tls = {
+            "url": f"https://127.0.0.1:{closed_port()}/",
+            "ca_pem": pem(profile.ca_pem),
+            "client_cert_pem": pem(profile.client_cert_pem),
+            "client_key_pem": pem(profile.client_key_pem),
+            "secret": SIGNING_SECRET,
+        }
+        answer = await ok(client.post("/v1/endpoints", json=tls), 201)
+        answer.pop("secret", None)
+        hay.add("endpoint with a key", json.dumps(answer))
+        hay.add("shown again", await text(client.get(f"/v1/endpoints/{answer['id']}")))
+        for key in (WORD, pem(profile.client_key_pem)[:-40], 5, [WORD]):
+            hay.add("bad key", await text(client.post("/v1/endpoints", json={**tls, "client_key_pem": key})))
+            hay.add("bad key", await text(client.patch(f"/v1/endpoints/{answer['id']}", json={"client_key_pem": key})))
         hay.add("test", json.dumps(await ok(client.post(f"/v1/endpoints/{created['id']}/test"))))
         await ok(client.post("/v1/events", json={"type": "a", "payload": 1}), 202)
         for path in (
@@ -294,7 +381,7 @@ async def test_secrets_01_the_api_shows_no_secret(tmp_path: Path, capfd: pytest.
     out, err = capfd.readouterr()
     hay.add("stdout", out)
     hay.add("stderr", err)
-    assert hay.found() == []
+    assert hay.found(key_line) == []
 
 
 async def text(response: Any) -> str:
