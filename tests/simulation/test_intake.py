@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 from gatepost.delivery.ids import IdSource
 from gatepost.delivery.records import Receipt
-from gatepost.dispatch.intake import BATCH_ROWS_MAX, WAITING_ROWS_MAX
+from gatepost.dispatch.intake import BATCH_ROWS_MAX, CLOSE_MARGIN, PUBLISH_TIMEOUT, WAITING_ROWS_MAX
+from gatepost.dispatch.leases import RELEASE_PATIENCE
 from gatepost.errors import Overloaded
 from gatepost.store.port import Store
 from gatepost.store.rows import EnqueueResult, NewEvent, OutboxEvent
@@ -94,5 +96,46 @@ def test_events_of_publishers_are_fanned_out_in_transactions_of_bounded_size() -
             await asyncio.sleep(5.0)
             assert sum(store.rows) == 40 * 101
             assert max(store.rows) <= BATCH_ROWS_MAX
+
+    simulate(main)
+
+
+class Hanging(Line):
+    """A store of which some calls never come back, as of a disk that does not answer."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.hung: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        answering = super().__getattr__(name)
+        if name not in self.hung:
+            return answering
+
+        async def never(*_: Any) -> None:
+            await asyncio.Event().wait()
+
+        return never
+
+
+def test_a_store_that_hangs_holds_up_neither_publishers_nor_the_end() -> None:
+    """Closing took the timer away that answers publishers, and then waited for the store for ever; giving parts back did too."""
+
+    async def main(sim: Simulation) -> None:
+        store = Hanging(sim.store)
+        gp = sim.make(store=store.as_store)
+        await gp.prepare()
+        gp.run_in_background()
+        await gp.endpoints.create(GOOD)
+        await asyncio.sleep(1.0)
+        store.hung = {"enqueue", "release", "heartbeat", "settle", "peek"}
+        publishing = [asyncio.ensure_future(gp.publish("t", b"%d" % number)) for number in range(3)]
+        await asyncio.sleep(0.5)
+        began = sim.clock.monotonic()
+        await gp.aclose()
+        assert sim.clock.monotonic() - began < RELEASE_PATIENCE + PUBLISH_TIMEOUT + 2 * CLOSE_MARGIN
+        answers = await asyncio.gather(*publishing, return_exceptions=True)
+        assert [type(answer) for answer in answers] == [Overloaded] * 3
+        assert gp.statistics().parts == 0
 
     simulate(main)

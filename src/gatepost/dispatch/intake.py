@@ -8,6 +8,7 @@ refuses what cannot be taken (limits, a full disk); it starts nothing. Called by
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,10 @@ WAITING_ROWS_MAX: Final = 100_000
 """Published and not yet stored; beyond it a publish is refused at once."""
 PUBLISH_TIMEOUT: Final = 5.0
 """Seconds that `publish` waits for the store."""
+CLOSE_MARGIN: Final = 1.0
+"""Seconds beyond it that closing waits, so that the last publisher is answered first."""
+
+_log = logging.getLogger("gatepost.dispatch")
 
 HandOver = Callable[[Sequence[Row]], None]
 
@@ -132,13 +137,26 @@ class Intake:
         return list(zip(events, results, strict=True))
 
     async def aclose(self) -> None:
-        """Wait until everything that was accepted is stored."""
+        """Wait until everything that was accepted is stored, but not longer than a publisher would."""
+        patience = self._publish_timeout + CLOSE_MARGIN
+        while self._tasks and patience > 0:
+            # Not gather(): of tasks that are done it returns without a turn of the loop, and they would never be discarded.
+            started = asyncio.get_running_loop().time()
+            await asyncio.wait(self._tasks, timeout=patience)
+            patience -= asyncio.get_running_loop().time() - started
+        if self._tasks:
+            _log.error("the store does not answer: %d publishers are not told more than that", len(self._unanswered))
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        while self._tasks:
-            # Not gather(): of tasks that are done it returns without a turn of the loop, and they would never be discarded.
-            await asyncio.wait(self._tasks)
+        for waiting in list(self._unanswered):
+            if not waiting.future.done():
+                waiting.future.set_exception(self._too_slow(waiting))
+                if not waiting.taken:
+                    self._withdraw(waiting)
 
     # ---------------------------------------------------------------------------------------------- fan-out
 

@@ -23,6 +23,9 @@ BEAT_AFTER_FAILURE: Final = 1.0
 LEASE_MARGIN: Final = 2.0
 """Seconds before the end of a lease at which we stop starting: clocks drift, and a start takes a moment."""
 
+RELEASE_PATIENCE: Final = 5.0
+"""Seconds to wait for a store when giving parts back: the end of a process must not hang on it."""
+
 _log = logging.getLogger("gatepost.dispatch")
 
 
@@ -110,11 +113,12 @@ class LeaseKeeper:
             self._on_lost(lost)
 
     async def release(self) -> None:
-        """Give all parts back, with nothing in flight or unsettled. A store that fails lets the leases run out."""
+        """Give all parts back, with nothing in flight or unsettled. A store that fails or hangs lets the leases run out."""
         epochs, self.epochs = self.epochs, {}
         self._safe_until = 0.0
         self._on_lost(list(epochs))
         try:
-            await self._store.release(epochs)
-        except StoreError as error:
-            _log.warning("parts were not given back, they are free when their leases end: %s", error)
+            async with asyncio.timeout(RELEASE_PATIENCE):
+                await self._store.release(epochs)
+        except (StoreError, TimeoutError) as error:
+            _log.warning("parts were not given back, they are free when their leases end: %r", error)
