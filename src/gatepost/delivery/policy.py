@@ -85,8 +85,10 @@ class ClientPolicy:
     """Bytes read before the connection is closed and the body counts as too large."""
     max_interim_responses: int = 10
     follow_redirects: bool = False
+    """Follow 307 and 308, each hop checked like a registered URL. Off: a redirect is a failed delivery."""
     redirect_limit: int = 3
     redirect_cross_origin: bool = False
+    """Follow to another scheme, host or port. It gets the signed message, but no endpoint headers and no client certificate."""
     require_complete_body: bool = False
     """A faulty body after a complete 2xx head counts as a failure instead of as delivered."""
 

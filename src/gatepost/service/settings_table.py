@@ -69,7 +69,7 @@ POLICY_HELP: Final = {
     "max_interim_responses": "1xx responses before the final one.",
     "follow_redirects": "Follow 307 and 308.",
     "redirect_limit": "Redirects followed one after the other.",
-    "redirect_cross_origin": "Follow redirects to another scheme, host or port.",
+    "redirect_cross_origin": "Follow redirects to another scheme, host or port, which then gets the signed message.",
     "require_complete_body": "Count a faulty body after a complete 2xx head as a failure.",
 }
 EGRESS_HELP: Final = {
