@@ -62,6 +62,26 @@ async def test_a_second_dispatcher_is_refused_and_told_who_holds_the_file(tmp_pa
     await close(path)
 
 
+async def test_an_owner_whose_lock_file_was_removed_stops(tmp_path: Path) -> None:
+    """Removing "stale" lock files is a habit; both owners took the parts from each other then, and delivered everything twice."""
+    path = tmp_path / "gatepost.db"
+    first = SqliteStore.open(path)
+    try:
+        assert (await first.heartbeat("first", {}, 1)).leases
+        (tmp_path / "gatepost.db.lock").unlink()
+        second = SqliteStore.open(path)
+        try:
+            (epoch,) = [lease.epoch for lease in (await second.heartbeat("second", {}, 1)).leases.values()]
+            with pytest.raises(StoreLocked, match="was removed"):
+                await first.heartbeat("first", {}, 1)
+            beat = await second.heartbeat("second", {0: epoch}, 1)
+            assert [lease.epoch for lease in beat.leases.values()] == [epoch]
+        finally:
+            await second.aclose()
+    finally:
+        await first.aclose()
+
+
 async def test_a_file_under_a_second_name_has_the_same_owner(tmp_path: Path) -> None:
     """SQLite follows a symbolic link to the one file; two dispatchers on it would deliver everything twice."""
     path, link = tmp_path / "gatepost.db", tmp_path / "elsewhere" / "link.db"

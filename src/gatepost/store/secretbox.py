@@ -174,6 +174,12 @@ def _create_private(file: Path, text: str, entropy: Entropy) -> None:
             os.link(draft, file)
         except FileExistsError:
             pass
+        # The name too must outlive a power failure: without the key no secret in the database opens again.
+        directory = os.open(file.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
     except OSError as error:
         raise ConfigurationError(f"cannot create the key file {file}: {error.strerror}") from error
     finally:

@@ -14,10 +14,10 @@ from gatepost.errors import StoreError, StoreLocked
 class FileLock:
     """The ownership of one SQLite file. Raises `StoreLocked` naming the holder's process id."""
 
-    __slots__ = ("_descriptor",)
+    __slots__ = ("_descriptor", "_path")
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        lock = f"{os.fspath(path)}.lock"
+        lock = self._path = f"{os.fspath(path)}.lock"
         try:
             self._descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
@@ -34,6 +34,21 @@ class FileLock:
             ) from None
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+
+    def check(self) -> None:
+        """Raises `StoreLocked` when the lock file was removed: another process may have locked a new one and own the file."""
+        if self._descriptor < 0:
+            raise StoreError("the store is closed")
+        held = os.fstat(self._descriptor)
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            found = None
+        if found is None or (found.st_dev, found.st_ino) != (held.st_dev, held.st_ino):
+            raise StoreLocked(
+                f"{self._path} was removed while this process owned it, so another may own the file too: restart this one; "
+                "the lock file is never stale, since its lock ends with the process"
+            )
 
     def release(self) -> None:
         """Give the file up. Idempotent. The lock file stays: removing it would let two holders lock two files."""

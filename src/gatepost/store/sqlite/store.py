@@ -184,6 +184,7 @@ class SqliteStore(SqliteRegistry):
     # -- ownership: in memory, because the file's lock already keeps other processes out; only the epoch must outlive us
 
     async def heartbeat(self, node: str, held: Mapping[int, int], want: int) -> Heartbeat:
+        self._lock.check()
         now = self._clock.monotonic()
         mine = self._owner == node and held.get(PART) == self._epoch
         if not mine and want > 0 and (self._owner in (None, node) or now >= self._lease_end):
