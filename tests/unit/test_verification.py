@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 import trustme
 
-from gatepost.delivery.records import Endpoint, Secret
+from gatepost.delivery.records import Endpoint, Secret, Tenant, TenantLimits
 from gatepost.dispatch.moves import ONCE_PER, TENANTS_MAX, Moves
 from gatepost.dispatch.verification import NOT_PROBED, REMEDIES, tls_profile
-from gatepost.errors import ConfigurationError, DestinationDenied
+from gatepost.errors import ConfigurationError, DestinationDenied, LimitExceeded
 from gatepost.net.tls import TLSProfile
 from gatepost.store.codec import endpoint_from_document, endpoint_to_document
 from gatepost.store.secretbox import SecretBox
@@ -235,3 +235,39 @@ def test_a_tenant_drops_connections_once_a_minute_at_most() -> None:
     for number in range(TENANTS_MAX + 1):
         moves.left(f"t{number}", "https://one:443")
     assert len(moves._last) == TENANTS_MAX
+
+
+def test_an_attempt_under_the_old_record_does_not_verify_the_new_one() -> None:
+    """It may have been under way while the owner moved his endpoint: nobody has seen the new receiver's certificate."""
+
+    async def main(sim: Simulation) -> None:
+        sim.client.on(URL, Answer(delay=5.0))
+        async with sim.dispatcher() as gp:
+            endpoint = await gp.endpoints.create(URL, probe=False)
+            await gp.publish("a", b"{}")
+            await asyncio.sleep(1.0)
+            await gp.endpoints.update(endpoint.id, url=OTHER, probe=False)
+            await asyncio.sleep(10.0)
+            assert [sent.url for sent in sim.client.sent] == [URL], "in flight, it ended where it began"
+            assert (await gp.endpoints.get(endpoint.id)).unverified == NOT_PROBED
+            assert await gp.endpoints.mark_verified(endpoint.id, 2)
+            assert not await gp.endpoints.mark_verified(endpoint.id, 2)
+
+    simulate(main)
+
+
+def test_registrations_at_once_do_not_pass_the_tenants_limit() -> None:
+    """A probe takes seconds: a hundred that wait for theirs must not all count as the first."""
+
+    async def main(sim: Simulation) -> None:
+        async with sim.dispatcher(run=False) as gp:
+            await sim.store.put_tenant(Tenant("default", limits=TenantLimits(endpoints=3)))
+            await gp._catalogue.follow()
+            sim.client.probe_delay = 2.0
+            ended = await asyncio.gather(
+                *(gp.endpoints.create(f"https://e{n}.receivers.net/") for n in range(10)), return_exceptions=True
+            )
+            assert sum(isinstance(end, LimitExceeded) for end in ended) == 7
+            assert len((await gp.endpoints.list()).items) == 3
+
+    simulate(main)

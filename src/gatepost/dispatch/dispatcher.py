@@ -469,8 +469,8 @@ class Dispatcher:
     async def _disable(self, endpoint_id: str, code: str, seen: int) -> bool:
         return await self.endpoints.disable(endpoint_id, code, seen)
 
-    async def _mark_verified(self, endpoint_id: str) -> object:
-        return await self.endpoints.mark_verified(endpoint_id)
+    async def _mark_verified(self, endpoint_id: str, seen: int) -> bool:
+        return await self.endpoints.mark_verified(endpoint_id, seen)
 
     def _is_registered(self, endpoint: int) -> bool:
         return self._catalogue.get(endpoint) is not None

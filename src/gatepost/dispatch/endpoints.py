@@ -128,6 +128,7 @@ class Endpoints:
         check_endpoint(endpoint, self._policy, self._destinations.check_url)
         self._check_count(tenant)
         endpoint = await self._verified(endpoint, probe)
+        self._check_count(tenant)  # the probe took its time, in which others were registered
         await self._registry.create_endpoint(endpoint)
         await self._catalogue.refresh(endpoint.id)
         return endpoint
@@ -172,11 +173,23 @@ class Endpoints:
             probe=(probe is None or probe) if verify_anew else None,
         )
 
-    async def mark_verified(self, endpoint_id: str) -> Endpoint:
-        """An attempt got through TLS: its certificate has been seen now."""
-        endpoint = await self._change(endpoint_id, lambda endpoint: replace(endpoint, unverified=None), check=False)
+    async def mark_verified(self, endpoint_id: str, seen: int) -> bool:
+        """An attempt got through TLS: its certificate has been seen now. Raises `NotFound`.
+
+        `seen` is the generation that the attempt was made with: of a record that has changed since it says nothing, and the
+        answer is False.
+        """
+        endpoint = await self.get(endpoint_id)
+        if endpoint.generation != seen:
+            return False
+        verified = replace(endpoint, unverified=None, generation=seen + 1, updated_at=self._clock.wall_us())
+        try:
+            await self._registry.update_endpoint(verified, seen)
+        except Conflict:
+            return False
+        await self._catalogue.refresh(endpoint_id)
         _log.info("endpoint %s is verified: an attempt got through TLS", endpoint_id)
-        return endpoint
+        return True
 
     async def delete(self, endpoint_id: str) -> int:
         """Remove an endpoint and cancel what waits for it; returns how many deliveries that were. Raises `NotFound`."""

@@ -88,7 +88,7 @@ async def verify(endpoint: Endpoint, destinations: Destinations, *, probe: bool)
         raise DestinationDenied(
             reason,
             f"{target.origin} is refused ({reason}): {REASON_HELP[reason]} {REMEDIES[reason]} "
-            "To register it before that is done, write probe=False.",
+            'To register it before that is done, write probe=False ("probe": false, --no-probe).',
         )
     return reason.value
 

@@ -66,7 +66,7 @@ class Worker:
         clock: Clock,
         slots: int,
         disable: Callable[[str, str, int], Awaitable[bool]],
-        mark_verified: Callable[[str], Awaitable[object]],
+        mark_verified: Callable[[str, int], Awaitable[bool]],
     ) -> None:
         self._store = store
         self._scheduler = scheduler
@@ -269,7 +269,7 @@ class Worker:
 
     async def _verify_endpoint(self, listed: Listed) -> None:
         try:
-            await self._mark_verified(listed.endpoint.id)
+            await self._mark_verified(listed.endpoint.id, listed.endpoint.generation)
         except Exception as error:  # noqa: BLE001 - the next attempt that says so tries again
             self._notices.trouble("endpoint_not_verified", error)
         finally:

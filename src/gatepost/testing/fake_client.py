@@ -116,6 +116,7 @@ class FakeClient(DispatchClient):
         """By URL."""
         self.cancelled = 0
         self._answers: dict[str, list[Answer]] = {}
+        self.probe_delay = 0.0
         self._probes: dict[str, Answer | None] = {}
 
     def on(self, url: str, *answers: Answer) -> None:
@@ -185,7 +186,9 @@ class FakeClient(DispatchClient):
     async def probe(
         self, url: str, *, endpoint_id: str | None = None, tenant: str | None = None, tls: TLSProfile | None = None
     ) -> Attempt | None:
-        """How the probe of `url` ends: by `on_probe`, else well."""
+        """How the probe of `url` ends: by `on_probe`, else well; after `probe_delay` seconds."""
+        if self.probe_delay:
+            await asyncio.sleep(self.probe_delay)
         answer = self._probes.get(url)
         return None if answer is None else _attempt(answer, url, 0.0, self.clock.wall_us() / 1e6)
 
