@@ -67,12 +67,17 @@ async def test_an_owner_whose_lock_file_was_removed_stops(tmp_path: Path) -> Non
     path = tmp_path / "gatepost.db"
     first = SqliteStore.open(path)
     try:
-        assert (await first.heartbeat("first", {}, 1)).leases
-        (tmp_path / "gatepost.db.lock").unlink()
+        held = {part: lease.epoch for part, lease in (await first.heartbeat("first", {}, 1)).leases.items()}
+        lock = tmp_path / "gatepost.db.lock"
+        lock.unlink()
+        assert (await first.heartbeat("first", held, 1)).leases, "nobody else has come: it locks anew"
+        with pytest.raises(StoreLocked):
+            SqliteStore.open(path)
+        lock.unlink()
         second = SqliteStore.open(path)
         try:
             (epoch,) = [lease.epoch for lease in (await second.heartbeat("second", {}, 1)).leases.values()]
-            with pytest.raises(StoreLocked, match="was removed"):
+            with pytest.raises(StoreLocked, match="owned by process"):
                 await first.heartbeat("first", {}, 1)
             beat = await second.heartbeat("second", {0: epoch}, 1)
             assert [lease.epoch for lease in beat.leases.values()] == [epoch]

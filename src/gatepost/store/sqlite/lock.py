@@ -17,41 +17,51 @@ class FileLock:
     __slots__ = ("_descriptor", "_path")
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        lock = self._path = f"{os.fspath(path)}.lock"
-        try:
-            self._descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise StoreError(f"cannot open {lock}: {error.strerror}") from error
-        try:
-            # flock belongs to the open file, so a second store in the same process is refused as well.
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            holder = os.pread(self._descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
-            os.close(self._descriptor)
-            raise StoreLocked(
-                f"{os.fspath(path)} is owned by process {holder}: stop that dispatcher, or publish with Publisher.open, "
-                "which needs no ownership"
-            ) from None
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+        self._path = os.fspath(path)
+        self._descriptor = _lock(self._path)
 
     def check(self) -> None:
-        """Raises `StoreLocked` when the lock file was removed: another process may have locked a new one and own the file."""
+        """Prove the ownership; called with every heartbeat.
+
+        Somebody may have removed the lock file as "stale", which lets another process in: then this one must take the new
+        file's lock, or raises `StoreLocked` since the other one has it. `StoreError` after `release`.
+        """
         if self._descriptor < 0:
             raise StoreError("the store is closed")
         held = os.fstat(self._descriptor)
         try:
-            found = os.stat(self._path)
+            found = os.stat(f"{self._path}.lock")
         except OSError:
             found = None
         if found is None or (found.st_dev, found.st_ino) != (held.st_dev, held.st_ino):
-            raise StoreLocked(
-                f"{self._path} was removed while this process owned it, so another may own the file too: restart this one; "
-                "the lock file is never stale, since its lock ends with the process"
-            )
+            descriptor = _lock(self._path)
+            os.close(self._descriptor)
+            self._descriptor = descriptor
 
     def release(self) -> None:
         """Give the file up. Idempotent. The lock file stays: removing it would let two holders lock two files."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def _lock(path: str) -> int:
+    """A descriptor that holds the lock."""
+    lock = f"{path}.lock"
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise StoreError(f"cannot open {lock}: {error.strerror}") from error
+    try:
+        # flock belongs to the open file, so a second store in the same process is refused as well.
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
+        os.close(descriptor)
+        raise StoreLocked(
+            f"{path} is owned by process {holder}: stop that dispatcher, or publish with Publisher.open, "
+            "which needs no ownership"
+        ) from None
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return descriptor
