@@ -348,6 +348,21 @@ async def test_a_process_that_cannot_keep_up_refuses_events_and_says_when_to_com
         await ok(service.client.post("/v1/events", json=event), 202)
 
 
+async def test_a_process_that_may_not_start_attempts_is_not_ready(tmp_path: Path) -> None:
+    """Without a lease in force it would answer 202 and deliver nothing."""
+    async with api(tmp_path) as service:
+        await until(lambda: _is_ready(service))
+        await service.running.dispatcher.drain(0.0)
+        answer = await service.client.get("/readyz")
+        checks = answer.json()["checks"]
+        assert (answer.status_code, checks["dispatcher"]["ok"]) == (503, False)
+        assert checks["dispatcher"]["lease_seconds_left"] == 0
+
+
+async def _is_ready(service: Api) -> bool:
+    return (await service.client.get("/readyz")).status_code == 200
+
+
 async def test_a_process_on_its_way_out_refuses_events(tmp_path: Path) -> None:
     """A kept connection outlives the listener; the answer must send its client elsewhere."""
     async with api(tmp_path) as service:

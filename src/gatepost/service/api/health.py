@@ -59,10 +59,12 @@ async def metrics(request: Request, service: ServiceDep) -> Response:
 
 def _dispatcher(service: Service) -> dict[str, Any]:
     statistics = service.dispatcher.statistics()
-    ok = statistics.running and not statistics.store_failing
+    # Without a lease in force it accepts and starts nothing: events would pile up behind an answer of 202.
+    ok = statistics.running and not statistics.store_failing and statistics.lease_seconds_left > 0
     return {
         "ok": ok,
         "running": statistics.running,
+        "lease_seconds_left": round(statistics.lease_seconds_left, 3),
         "store_failing": statistics.store_failing,
         "results_waiting": statistics.results_waiting,
     }
