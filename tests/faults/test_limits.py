@@ -7,6 +7,7 @@ import tracemalloc
 
 from gatepost.delivery.outcome import RetrySafety
 from gatepost.testing.hostile import answering
+from gatepost.wire.exchange import ResponseReader
 from gatepost.wire.reasons import BodyFault, Reason
 from tests.faults.kit import PATIENT, Case, delivering, head, meet_all
 from tests.hostile.engine import IDENTITY, SMALL, answered, limits
@@ -63,3 +64,20 @@ async def test_limits_02_twenty_endless_bodies_cost_twenty_caps() -> None:
         tracemalloc.stop()
     assert all(len(attempt.body) == CAP for attempt in attempts)
     assert peak < 20 * 6 * CAP + 4 * 1_024 * 1_024
+
+
+def test_limits_02_a_body_in_tiny_pieces_costs_what_its_bytes_cost() -> None:
+    """Two bytes a chunk, in one segment or in thousands: what is held is the body, not an object for each piece."""
+    for pieces in (1, 30_000):
+        reader = ResponseReader(CAP, CAP, 10)
+        reader.feed(head("Transfer-Encoding: chunked"))
+        data = b"2\r\nab\r\n" * (30_000 // pieces)
+        tracemalloc.start()
+        try:
+            for _ in range(pieces):
+                reader.feed(data)
+            held, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert reader.body == b"ab" * 30_000
+        assert held < 2 * CAP + 16_384

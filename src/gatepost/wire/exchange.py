@@ -21,6 +21,9 @@ LEADING_LINES_MAX: Final = 8
 FRAMING_PER_BODY_BYTE: Final = 16
 """Chunk framing tolerated per body byte, on top of `head_bytes_max`: one-byte chunks cost 6. Bounds endless trailers."""
 
+PARTS_MAX: Final = 64
+"""Pieces of a body held apart. Each takes 40 bytes beside its own: in chunks of two bytes a body would take twenty times its size."""
+
 _EMPTY_LINES = re.compile(rb"(?:\r?\n)*")
 _LAST_NEWLINES: Final = 4
 """Bytes of line ends at the end of a chunked response: of the last chunk or trailer, and of the empty line."""
@@ -249,7 +252,10 @@ class ResponseReader:
 
     def _take(self, data: bytes) -> None:
         self.body_bytes += len(data)
-        self._parts.append(data)
+        parts = self._parts
+        parts.append(data)
+        if len(parts) == PARTS_MAX:
+            parts[:] = (b"".join(parts),)
         if self.body_bytes > self._body_max:
             self._finish(BodyFault.TOO_LARGE)
 
