@@ -15,6 +15,7 @@ from gatepost.net.client import DispatchClient
 from gatepost.net.nat64 import RETRY, Nat64Finder
 from gatepost.net.own_addresses import own_addresses
 from gatepost.net.resolver import Resolution, find_nat64_prefixes
+from gatepost.service.egress_check import check_case
 from gatepost.store.memory import MemoryStore
 from gatepost.telemetry import AttemptObservation, DeliveryObservation, OperationalObservation
 from gatepost.testing.receiver import Receiver
@@ -255,3 +256,16 @@ def test_rules_answer_like_the_functions_they_stand_for() -> None:
     assert isinstance(refused, Denied)
     assert refused.reason is Reason.ADDR_LOCAL_INTERFACE
     assert rules.nat64_undeclared == ("2606:4700:64::/96",)
+
+
+def test_the_command_line_asks_the_same_rules() -> None:
+    """An operator who asks why must hear what an attempt from this machine would."""
+    case = {"url": "https://hooks.example.com/", "dns_answers": [PUBLIC]}
+    assert check_case(case, EgressPolicy()).allowed
+    verdict = check_case(case, EgressPolicy(), own_addresses=frozenset({PUBLIC}))
+    assert (verdict.allowed, verdict.reason) == (False, "addr_local_interface")
+    behind = {"url": "https://hooks.example.com/", "dns_answers": ["2606:4700:64::a00:1"]}
+    assert check_case(behind, EgressPolicy()).allowed
+    verdict = check_case(behind, EgressPolicy(), nat64_seen=("2606:4700:64::/96",))
+    assert (verdict.allowed, verdict.reason) == (False, "addr_nat64")
+    assert "nat64_prefixes" in verdict.detail

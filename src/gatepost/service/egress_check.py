@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gatepost.errors import ConfigurationError
-from gatepost.wire.egress import Denied, EgressPolicy, check_addresses, check_url
+from gatepost.wire.egress import Denied, EgressPolicy
+from gatepost.wire.egress_rules import EgressRules
 
 CASE_FIELDS: Final = ("url", "host", "dns_answers", "dns_sequence", "cname_chain", "policy")
 _POLICY_NAMES: Final = {"allow_hosts": "internal_hosts"}
@@ -34,16 +35,25 @@ class Verdict:
         return {"verdict": "allow" if self.allowed else "deny", "reason": self.reason}
 
 
-def check_case(case: Mapping[str, Any], base: EgressPolicy) -> Verdict:
-    """The verdict on one case; its `policy` replaces fields of `base`. Raises `ConfigurationError` for a malformed case."""
-    policy = _policy(case.get("policy") or {}, base)
+def check_case(
+    case: Mapping[str, Any],
+    base: EgressPolicy,
+    *,
+    own_addresses: frozenset[str] = frozenset(),
+    nat64_seen: tuple[str, ...] = (),
+) -> Verdict:
+    """The verdict on one case; its `policy` replaces fields of `base`. Raises `ConfigurationError` for a malformed case.
+
+    `own_addresses` and `nat64_seen` are what is known of this machine and its network; a case by itself knows neither.
+    """
+    rules = EgressRules(_policy(case.get("policy") or {}, base), own_addresses, nat64_seen)
     url = case.get("url")
     host = case.get("host")
     if (url is None) == (host is None):
         raise ConfigurationError('a case has either "url" or "host"')
     if host is not None:
         url = f"https://{_bracketed(_text('host', host))}/"
-    target = check_url(_text("url", url), policy)
+    target = rules.check_url(_text("url", url))
     if isinstance(target, Denied):
         return _denied(target)
     chain = _texts("cname_chain", case.get("cname_chain") or [])
@@ -56,7 +66,7 @@ def check_case(case: Mapping[str, Any], base: EgressPolicy) -> Verdict:
     passed: tuple[str, ...] = ()
     for answers in lookups:
         # Each connection looks up and checks again, so one bad answer in the sequence is one refused connection.
-        checked = check_addresses(answers, policy, chain)
+        checked = rules.check_addresses(answers, chain)
         if isinstance(checked, Denied):
             return _denied(checked)
         passed = checked

@@ -75,17 +75,25 @@ def _check_lines(policy: EgressPolicy) -> int:
 
 
 async def _resolved(url: str, policy: EgressPolicy) -> Verdict:
+    """As an attempt from this machine would find it: with its own addresses and its network's NAT64 prefix."""
+    from gatepost.net.own_addresses import own_addresses
     from gatepost.net.resolver import ThreadResolver
     from gatepost.wire.egress import Denied, check_url
 
+    own = own_addresses()
     target = check_url(url, policy)
     if isinstance(target, Denied) or target.address is not None:
-        return check_case({"url": url}, policy)
+        return check_case({"url": url}, policy, own_addresses=own)
     resolver = ThreadResolver(threads=1)
     try:
         found = await resolver.resolve(target.host)
+        try:
+            nat64 = await resolver.nat64_prefixes()
+        except ResolveError:  # nobody could say
+            nat64 = ()
     except ResolveError as error:
         return Verdict(False, error.code, f"{target.host} cannot be looked up")
     finally:
         resolver.close()
-    return check_case({"url": url, "dns_answers": list(found.addresses), "cname_chain": list(found.chain)}, policy)
+    case = {"url": url, "dns_answers": list(found.addresses), "cname_chain": list(found.chain)}
+    return check_case(case, policy, own_addresses=own, nat64_seen=nat64)
