@@ -10,7 +10,7 @@ from gatepost.delivery.ids import DELIVERY, encode_id
 from gatepost.delivery.records import EndpointStatus
 from gatepost.dispatch.maintenance import EXPIRE_EVERY
 from gatepost.dispatch.scheduler import SchedulerStatistics
-from gatepost.errors import NotFound
+from gatepost.errors import ConfigurationError, NotFound
 from gatepost.store.rows import DeadFilter
 from gatepost.testing.fake_client import responds, silent
 from tests.simulation.harness import Line, Simulation, simulate
@@ -111,5 +111,19 @@ def test_a_cancellation_ends_when_its_attempts_are_given_up_with_the_parts() -> 
         async with asyncio.timeout(1.0):
             assert await cancelling == [info.delivery_id]
         await gp.aclose()
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("rate", [0.0, 5e-324, 1e-300, 1e-9, float("inf"), float("nan")])
+def test_a_rate_that_breaks_arithmetic_is_refused(rate: float) -> None:
+    """One endpoint with a rate of 1e-310 made every turn of the scheduler fail, and with it everybody's deliveries."""
+
+    async def main(sim: Simulation) -> None:
+        async with sim.dispatcher(run=False) as gp:
+            with pytest.raises(ConfigurationError, match="attempts per second"):
+                await gp.endpoints.create(NEW, rate=rate)
+            with pytest.raises(ConfigurationError, match="deliveries per second"):
+                await gp.dead_letters.replay(DeadFilter(tenant="default"), rate=rate)
 
     simulate(main)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies
 
-from gatepost.admission.rate import TokenBucket
+from gatepost.admission.rate import WAIT_MAX_US, TokenBucket
 from gatepost.dispatch.timers import LITTER_MIN, Timers
 
 NOW = 1_800_000_000_000_000
@@ -109,3 +109,12 @@ def test_a_rate_is_a_positive_number(rate: float) -> None:
     """Zero would mean never, which is spelled pause."""
     with pytest.raises(ValueError, match="positive number per second"):
         TokenBucket(rate, NOW)
+
+
+def test_a_bucket_that_hardly_ever_fills_names_an_instant_all_the_same() -> None:
+    """Records of endpoints are older than today's checks: a rate near zero in one of them must not end the scheduler's turn."""
+    for rate in (5e-324, 1e-300, 1e-9):
+        bucket = TokenBucket(rate, 0)
+        assert bucket.try_take(0)
+        assert 0 < bucket.ready_at(0) <= WAIT_MAX_US + 1
+        assert bucket.full_at(10) <= WAIT_MAX_US + 11

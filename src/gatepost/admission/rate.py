@@ -10,6 +10,8 @@ import math
 from typing import Final
 
 _MICROSECONDS: Final = 1_000_000
+WAIT_MAX_US: Final = 10**15
+"""Thirty years. A rate so low that a token takes longer must not break the arithmetic, which serves everybody's endpoints."""
 
 
 class TokenBucket:
@@ -40,7 +42,9 @@ class TokenBucket:
         """The first microsecond at which `try_take(…, count)` says True if nobody else takes; `now` when it does already."""
         self._refill(now)
         missing = min(count, self.burst) - self._tokens
-        return now if missing <= 0 else max(now, self._at) + math.ceil(missing / self.rate * _MICROSECONDS) + 1
+        if missing <= 0:
+            return now
+        return max(now, self._at) + math.ceil(min(missing / self.rate * _MICROSECONDS, WAIT_MAX_US)) + 1
 
     def full_at(self, now: int) -> int:
         """When the bucket will be full again, after which forgetting it changes nothing."""

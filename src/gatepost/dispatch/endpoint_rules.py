@@ -26,6 +26,8 @@ EVENT_TYPES_MAX: Final = 100
 """Patterns of one endpoint: each is matched against every new type once."""
 CONCURRENCY_MAX: Final = 64
 """Attempts in flight at one endpoint (design: 1 to 64)."""
+RATE_MIN: Final = 1e-5
+"""Attempts a second: about one a day. With fewer the delivery window ends first; who wants none pauses the endpoint."""
 RATE_MAX: Final = 100_000.0
 HEADERS_MAX: Final = 32
 PEM_MAX: Final = 65_536
@@ -123,5 +125,12 @@ def _check_concurrency(concurrency: int | None) -> None:
 def _check_rate(rate: float | None) -> None:
     if rate is None:
         return
-    if isinstance(rate, bool) or not isinstance(rate, int | float) or math.isnan(rate) or not 0 < rate <= RATE_MAX:
-        raise ConfigurationError(f"rate={rate!r}: write attempts per second, more than 0 and at most {RATE_MAX:.0f}")
+    if (
+        isinstance(rate, bool)
+        or not isinstance(rate, int | float)
+        or math.isnan(rate)
+        or not RATE_MIN <= rate <= RATE_MAX
+    ):
+        raise ConfigurationError(
+            f"rate={rate!r}: write attempts per second, {RATE_MIN:.5f} to {RATE_MAX:.0f}; to send nothing, pause the endpoint"
+        )

@@ -21,6 +21,8 @@ PURGE_CHUNK: Final = 1_000
 """Rows per transaction: a few tens of milliseconds each."""
 REPLAY_RATE: Final = 50.0
 """Replayed deliveries a second by default: beside live traffic, not instead of it."""
+REPLAY_RATE_MIN: Final = 0.001
+"""One in a quarter of an hour: with less, letters would wait for years where nobody looks for them."""
 REPLAY_RATE_MAX: Final = 10_000.0
 
 StoreTime = Callable[[], int]
@@ -145,9 +147,9 @@ class DeadLetters:
         """
         if where.endpoint is not None:
             _check_registered(where.endpoint, self._registered)
-        if not 0 < rate <= REPLAY_RATE_MAX:
+        if not REPLAY_RATE_MIN <= rate <= REPLAY_RATE_MAX:
             raise ConfigurationError(
-                f"rate={rate}: write deliveries per second, more than 0 and at most {REPLAY_RATE_MAX:.0f}"
+                f"rate={rate}: write deliveries per second, {REPLAY_RATE_MIN:g} to {REPLAY_RATE_MAX:.0f}"
             )
         spacing = round(1_000_000 / rate)
         due = self._store_time()
