@@ -88,9 +88,14 @@ NONSENSE = [
 
 
 async def test_parse_06_nonsense_where_the_status_line_should_be_fails_at_once() -> None:
-    """The reason code says "no HTTP"; the first bytes are not kept, since what a stranger sends is no text for a record."""
-    attempts = await meet_all([Case(answering(raw), NO_HTTP) for raw in NONSENSE])
+    """The record keeps the first 64 bytes as bytes: an SSH banner, a TLS alert on a plain port, another protocol."""
+    long = b"220 mail.example.com ESMTP " + b"x" * 200 + b"\r\n"
+    attempts = await meet_all([Case(answering(raw), NO_HTTP) for raw in (*NONSENSE, long)])
     assert max(attempt.elapsed for attempt in attempts) < LIMIT
+    for raw, attempt in zip((*NONSENSE, long), attempts, strict=True):
+        assert attempt.body == raw[:64]
+        assert attempt.status is None
+        assert "SSH" not in repr(attempt)
 
 
 async def test_parse_06_three_spellings_of_a_good_head_pass() -> None:

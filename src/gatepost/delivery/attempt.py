@@ -40,7 +40,8 @@ class Attempt:
     response_headers: tuple[tuple[str, str], ...] = field(repr=False)
     """Pairs as received, names in lower case."""
     body: bytes = field(repr=False)
-    """The first bytes of the response body, bounded by `max_response_body`."""
+    """The first bytes of the response body, bounded by `max_response_body`; after `response_protocol_error` without a status,
+    the first 64 bytes of what came instead of a response."""
     body_fault: BodyFault | None
     started_at: float
     """Wall clock, seconds since 1970."""

@@ -657,7 +657,7 @@ class Flight:
             self._stale_retry,
             0 if connection is None or reader is None else connection.bytes_sent,
             () if head is None else head.fields,
-            b"" if reader is None else reader.body,
+            b"" if reader is None else reader.body or reader.instead,
             None if reader is None else reader.body_fault,
             self._started_wall / 1_000_000,
             lagged,

@@ -21,6 +21,8 @@ LEADING_LINES_MAX: Final = 8
 FRAMING_PER_BODY_BYTE: Final = 16
 """Chunk framing tolerated per body byte, on top of `head_bytes_max`: one-byte chunks cost 6. Bounds endless trailers."""
 
+SHOWN_MAX: Final = 64
+"""Bytes kept of what is no head: a banner or an alert is recognised by them."""
 PARTS_MAX: Final = 64
 """Pieces of a body held apart. Each takes 40 bytes beside its own: in chunks of two bytes a body would take twenty times its size."""
 
@@ -65,6 +67,7 @@ class ResponseReader:
         "done",
         "fault",
         "head",
+        "instead",
         "interim_count",
         "surplus",
     )
@@ -87,6 +90,8 @@ class ResponseReader:
         """Nothing more is wanted."""
         self.head: Head | None = None
         self.fault: Reason | None = None
+        self.instead = b""
+        """The first bytes of what came in place of a head."""
         self.body_fault: BodyFault | None = None
         self.body_bytes = 0
         self.interim_count = 0
@@ -174,7 +179,7 @@ class ResponseReader:
             return self._fail(Reason.RESPONSE_HEADERS_TOO_LARGE)
         parsed = parse_head(data[:end])
         if isinstance(parsed, Reason):
-            return self._fail(parsed)
+            return self._fail(parsed, data)
         return self._take_head(parsed, data, end)
 
     def _take_head(self, head: Head, data: bytes, end: int) -> bytes:
@@ -192,7 +197,7 @@ class ResponseReader:
                 self._pending = None
                 return self._skip_empty_lines(bytes(pending))
         elif not starts_like_head(pending):
-            return self._fail(Reason.RESPONSE_PROTOCOL_ERROR)
+            return self._fail(Reason.RESPONSE_PROTOCOL_ERROR, bytes(pending))
         return b""
 
     def _skip_empty_lines(self, data: bytes) -> bytes:
@@ -202,7 +207,7 @@ class ResponseReader:
         self._head_bytes += skipped
         rest = data[skipped:]
         if self._leading > LEADING_LINES_MAX or (rest[:1] == b"\r" and len(rest) > 1):
-            return self._fail(Reason.RESPONSE_PROTOCOL_ERROR)
+            return self._fail(Reason.RESPONSE_PROTOCOL_ERROR, data)
         return rest
 
     def _interim(self, head: Head, size: int, rest: bytes) -> bytes:
@@ -304,7 +309,9 @@ class ResponseReader:
         self.body_fault = fault
         self.done = True
 
-    def _fail(self, reason: Reason) -> bytes:
+    def _fail(self, reason: Reason, instead: bytes = b"") -> bytes:
+        """No usable head; the first bytes of what came `instead` are kept, for whoever has to find out who answered."""
+        self.instead = instead[:SHOWN_MAX]
         self._state = _DONE
         self._pending = None
         self.fault = reason
