@@ -127,3 +127,17 @@ def test_a_rate_that_breaks_arithmetic_is_refused(rate: float) -> None:
                 await gp.dead_letters.replay(DeadFilter(tenant="default"), rate=rate)
 
     simulate(main)
+
+
+def test_an_endpoint_may_not_hold_a_slot_for_a_day() -> None:
+    """Four endpoints of one tenant that never answer, with such limits, were all the slots there are."""
+
+    async def main(sim: Simulation) -> None:
+        async with sim.dispatcher(run=False) as gp:
+            month = 30 * 86_400.0
+            with pytest.raises(ConfigurationError, match="answer at once and work afterwards"):
+                await gp.endpoints.create(NEW, limits={"read_timeout": 86_400.0}, schedule=(0.0,), window=month)
+            endpoint = await gp.endpoints.create(NEW, limits={"read_timeout": 60.0})
+            assert endpoint.limits == {"read_timeout": 60.0}
+
+    simulate(main)

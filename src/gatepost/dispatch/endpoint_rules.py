@@ -26,6 +26,9 @@ EVENT_TYPES_MAX: Final = 100
 """Patterns of one endpoint: each is matched against every new type once."""
 CONCURRENCY_MAX: Final = 64
 """Attempts in flight at one endpoint (design: 1 to 64)."""
+BUDGET_MAX: Final = 120.0
+"""Seconds one attempt may last by an endpoint's own limits, unless the process itself allows more. A slot is everybody's: with
+limits of a day one tenant could hold all of them with a few endpoints that never answer."""
 RATE_MIN: Final = 1e-5
 """Attempts a second: about one a day. With fewer the delivery window ends first; who wants none pauses the endpoint."""
 RATE_MAX: Final = 100_000.0
@@ -110,9 +113,16 @@ def _check_limits(endpoint: Endpoint, policy: ClientPolicy) -> ClientPolicy:
         if name in POOL_FIELDS:
             raise ConfigurationError(f"limits holds {name!r}, which belongs to the whole client: leave it out")
     try:
-        return policy.evolve(**endpoint.limits)
+        limits = policy.evolve(**endpoint.limits)
     except TypeError as error:
         raise ConfigurationError(f"limits: {error}") from None
+    most = max(BUDGET_MAX, policy.attempt_budget)
+    if limits.attempt_budget > most:
+        raise ConfigurationError(
+            f"limits let one attempt last {limits.attempt_budget:g} s, at most {most:g} s are allowed: write a shorter "
+            "read_timeout, or answer at once and work afterwards"
+        )
+    return limits
 
 
 def _check_concurrency(concurrency: int | None) -> None:
