@@ -8,15 +8,13 @@ to first byte. `python -m bench.isolation` and `gatepost bench isolation`.
 from __future__ import annotations
 
 import argparse
-import json
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +22,7 @@ from bench.figures import arrivals_after
 from bench.isolation_worker import IsolationTask
 from bench.machine import raise_file_limit
 from bench.pipeline import SLOTS, measure_once
-from bench.report import add_common_options, print_json, print_line, print_machine, print_table, steps
+from bench.report import add_common_options, print_json, print_line, print_machine, print_table, run_worker, steps
 from gatepost.testing.receiver_process import ReceiverProcess
 
 HEALTHY: Final = 399
@@ -75,16 +73,7 @@ def measure_side(plan: Plan, rate: float, *, silent: bool) -> dict[str, Any]:
             rate=rate,
             seconds=plan.seconds,
         )
-        done = subprocess.run(
-            [sys.executable, "-m", "bench.isolation_worker"],
-            input=json.dumps(asdict(task)),
-            cwd=Path(__file__).resolve().parents[1],
-            stdout=subprocess.PIPE,
-            text=True,
-            timeout=WORKER_LIMIT,
-            check=True,
-        )
-        result: dict[str, Any] = json.loads(done.stdout)
+        result = run_worker("bench.isolation_worker", task, Path(place), WORKER_LIMIT)
         stamps = receiver.stamps()
     due_ns, stopped_ns = result.pop("due_ns"), result.pop("stopped_ns")
     within = sum(1 for event_id in due_ns if stamps.get(event_id, stopped_ns + 1) <= stopped_ns)

@@ -1,6 +1,6 @@
 """The measured process of `bench.isolation`: open load on healthy endpoints, with or without a silent one and its backlog.
 
-Reads its task as JSON from standard input and prints one JSON line. The backlog is published before counting starts, and its
+Reads its task as JSON from standard input and leaves its result as a file. The backlog is published before counting starts, and its
 first attempts are already waiting for an answer that never comes.
 """
 
@@ -18,12 +18,13 @@ from typing import Any, Final
 import uvloop
 
 from bench.machine import cpu_time, raise_file_limit
+from bench.report import write_result
 from bench.rig import PAYLOAD, Rig, open_rig
 
 BACKLOG_BATCH: Final = 64
 """Concurrent publishes while the backlog is built."""
-SETTLE_IN: Final = 2.0
-"""Seconds of load before counting starts."""
+SETTLE_IN: Final = 10.0
+"""Seconds of load before counting starts: building the backlog leaves the store work that is over by then."""
 SILENT_TYPE: Final = "silent"
 
 
@@ -93,7 +94,7 @@ def main() -> int:
     """Read the task, measure, print."""
     task = IsolationTask(**json.load(sys.stdin))
     raise_file_limit()
-    print(json.dumps(uvloop.run(measure(task))))
+    write_result(task.directory, uvloop.run(measure(task)))
     return 0
 
 

@@ -8,19 +8,16 @@ costs. `python -m bench.pipeline` and `gatepost bench pipeline`.
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 from bench.figures import arrivals_after
 from bench.machine import raise_file_limit
 from bench.pipeline_worker import PipelineTask
-from bench.report import add_common_options, print_json, print_line, print_machine, print_table, steps
+from bench.report import add_common_options, print_json, print_line, print_machine, print_table, run_worker, steps
 from gatepost.testing.receiver_process import ReceiverProcess
 
 ENDPOINTS: Final = 400
@@ -33,21 +30,6 @@ WORKER_LIMIT: Final = 300.0
 """Seconds after which a hanging worker is given up."""
 
 
-def run_worker(task: PipelineTask) -> dict[str, Any]:
-    """One fresh dispatcher process."""
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.pipeline_worker"],
-        input=json.dumps(asdict(task)),
-        cwd=Path(__file__).resolve().parents[1],
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=WORKER_LIMIT,
-        check=True,
-    )
-    result: dict[str, Any] = json.loads(done.stdout)
-    return result
-
-
 def measure_once(seconds: float, warm_up: float, *, profile: bool, directory: str | None = None) -> dict[str, Any]:
     """One receiver, one dispatcher on a fresh file; the ledger of the receiver decides what arrived when."""
     raise_file_limit()
@@ -55,24 +37,23 @@ def measure_once(seconds: float, warm_up: float, *, profile: bool, directory: st
         tempfile.TemporaryDirectory(prefix="gatepost-bench-", dir=directory) as place,
         ReceiverProcess("--stamps", "--ports", str(ENDPOINTS)) as receiver,
     ):
-        result = run_worker(
-            PipelineTask(
-                directory=place,
-                urls=[f"{url}/hooks" for url in receiver.urls],
-                slots=SLOTS,
-                depth=DEPTH,
-                warm_up=warm_up,
-                seconds=seconds,
-                latency_share=LATENCY_SHARE,
-                profile=profile,
-            )
+        task = PipelineTask(
+            directory=place,
+            urls=[f"{url}/hooks" for url in receiver.urls],
+            slots=SLOTS,
+            depth=DEPTH,
+            warm_up=warm_up,
+            seconds=seconds,
+            latency_share=LATENCY_SHARE,
+            profile=profile,
         )
+        result = run_worker("bench.pipeline_worker", task, Path(place), WORKER_LIMIT)
         stats = receiver.stats()
         due_ns = result.pop("due_ns")
         result["latency"].update(arrivals_after(due_ns, receiver.stamps()).as_dict())
         result["receiver"] = {name: stats[name] for name in ("requests", "unique_ids", "duplicates", "connections")}
         result["lost"] = result["published"] - stats["unique_ids"]
-        result["database_mib"] = round(sum(one.stat().st_size for one in Path(place).iterdir()) / 2**20, 1)
+        result["database_mib"] = round(sum(one.stat().st_size for one in Path(place).glob("bench.db*")) / 2**20, 1)
     return result
 
 

@@ -1,6 +1,6 @@
 """The measured process of `bench.pipeline`: a dispatcher under closed load, then open load, then with stacks looked at.
 
-Reads its task as JSON from standard input and prints one JSON line. Throughput and CPU come from the first part, latency from
+Reads its task as JSON from standard input and leaves its result as a file. Throughput and CPU come from the first part, latency from
 the second at a share of that throughput, stages from the third.
 """
 
@@ -19,6 +19,7 @@ from typing import Any
 import uvloop
 
 from bench.machine import cpu_time, raise_file_limit, rss_bytes
+from bench.report import write_result
 from bench.rig import Rig, open_rig
 from bench.stages import Rule, StageProfiler, block_signal
 
@@ -146,7 +147,7 @@ def main() -> int:
     block_signal()
     task = PipelineTask(**json.load(sys.stdin))
     raise_file_limit()
-    print(json.dumps(uvloop.run(measure(task))))
+    write_result(task.directory, uvloop.run(measure(task)))
     return 0
 
 

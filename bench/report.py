@@ -7,16 +7,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from bench.machine import facts
+
+RESULT: Final = "result.json"
+"""Where a worker leaves its result, in the directory of its task."""
 
 
 class Steps:
@@ -78,3 +84,25 @@ def print_machine() -> None:
     print_line(
         f"[dim]{known['cpu']}, {known['cores']} cores, {known['system']}, Python {known['python']}; {versions}[/dim]"
     )
+
+
+def run_worker(module: str, task: Any, directory: Path, limit: float) -> dict[str, Any]:
+    """Run `python -m module` on a task (a dataclass, as JSON on its standard input); its result comes back as a file.
+
+    A file and not standard output: a ledger is megabytes, and an unbuffered interpreter may write such a text only in part.
+    """
+    subprocess.run(
+        [sys.executable, "-m", module],
+        input=json.dumps(asdict(task)),
+        cwd=Path(__file__).resolve().parents[1],
+        text=True,
+        timeout=limit,
+        check=True,
+    )
+    result: dict[str, Any] = json.loads((directory / RESULT).read_text())
+    return result
+
+
+def write_result(directory: str, result: dict[str, Any]) -> None:
+    """What a worker does at its end."""
+    (Path(directory) / RESULT).write_text(json.dumps(result))
