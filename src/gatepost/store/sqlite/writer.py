@@ -17,7 +17,7 @@ from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, Protocol, Typ
 
 from gatepost.clock import SYSTEM_CLOCK
 from gatepost.errors import StoreError
-from gatepost.store.sqlite.connection import is_busy, store_error
+from gatepost.store.sqlite.connection import BUSY_TIMEOUT, is_busy, store_error
 
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
@@ -29,6 +29,8 @@ LINGER: Final = 0.002
 """Seconds to wait for more operations when many wait already; a lone operation is committed at once."""
 LINGER_ABOVE: Final = 16
 """Waiting operations from which lingering pays: below, the group is small because the load is."""
+BUSY_RETRY: Final = 0.001
+"""Seconds between tries for the write lock while another process has it: a commit takes about as long."""
 WATCH_INTERVAL: Final = 0.025
 """Seconds, of the real clock, between looks at what other processes committed: half of the 50 ms within which a dispatcher must notice."""
 
@@ -133,6 +135,8 @@ class WriterThread:
     _queue: SimpleQueue[Operation | None] = field(default_factory=SimpleQueue)
     _statistics: WriterStatistics = field(default_factory=WriterStatistics)
     _closing: threading.Event = field(default_factory=threading.Event)
+    _pause: threading.Event = field(default_factory=threading.Event)
+    """Never set: a wait on it is a pause."""
     _ended: threading.Event = field(default_factory=threading.Event)
     _failure: Exception | None = None
     _thread: threading.Thread | None = None
@@ -199,6 +203,7 @@ class WriterThread:
     # -- in the thread
 
     def _run(self) -> None:
+        self.connection.execute("PRAGMA busy_timeout = 0")  # `_begin` waits, in shorter steps
         try:
             self._work_on()
         except Exception as error:  # noqa: BLE001 - a bug of ours: everybody waiting must hear of it, not hang
@@ -288,7 +293,7 @@ class WriterThread:
 
     def _transact(self, group: list[Operation]) -> Sequence[Reply]:
         try:
-            self.connection.execute("BEGIN IMMEDIATE")
+            self._begin()
             replies = self.work.apply(group)
             self.connection.execute("COMMIT")
         except BaseException:
@@ -298,6 +303,21 @@ class WriterThread:
                 self.connection.execute("ROLLBACK")
             raise
         return replies
+
+    def _begin(self) -> None:
+        """Take the write lock, asking often: SQLite's own waiting backs off to 100 ms a look, and busy publishers would be first
+        every time, while results of attempts wait to be stored.
+        """
+        until = SYSTEM_CLOCK.monotonic() + BUSY_TIMEOUT
+        while True:
+            try:
+                self.connection.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError as error:
+                if not is_busy(error) or SYSTEM_CLOCK.monotonic() > until:
+                    raise
+            else:
+                return
+            self._pause.wait(BUSY_RETRY)
 
     def _reason(self, error: Exception) -> Exception:
         return store_error(error, self.path) if isinstance(error, sqlite3.Error) else error
