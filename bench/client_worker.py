@@ -23,6 +23,9 @@ from bench.machine import cpu_time, pin, raise_file_limit, rss_bytes
 PAYLOAD = b'{"type":"bench.event","data":"' + b"x" * (1024 - 32) + b'"}'
 """Exactly 1 KiB of JSON."""
 
+DRAWS = 20_000
+"""Hosts are drawn at random, the same for every client: events arrive in no order, and some meet at one host."""
+
 Send = Callable[[str], Awaitable[bool]]
 """One POST to a URL; True when it was answered 2xx and the response was read."""
 
@@ -66,8 +69,7 @@ async def run_round(task: RoundTask, pinned: bool) -> RoundResult:
         send = await OPENERS[task.client](stack, task)
         failed = await drive(send, task.idle_urls, 64, len(task.idle_urls))
         rss_idle = rss_bytes()
-        order = list(task.urls)
-        random.Random(1).shuffle(order)
+        order = random.Random(1).choices(task.urls, k=DRAWS)
         failed += await drive(send, order, task.in_flight, task.warm_up)
         started, used = time.perf_counter(), cpu_time()
         failed += await drive(send, order, task.in_flight, task.requests)
@@ -86,7 +88,7 @@ async def run_round(task: RoundTask, pinned: bool) -> RoundResult:
 
 
 async def drive(send: Send, urls: Sequence[str], in_flight: int, requests: int) -> int:
-    """Closed loop: `in_flight` tasks share `requests`, hosts in turn. Returns how many failed."""
+    """Closed loop: `in_flight` tasks share `requests`, over `urls` in turn. Returns how many failed."""
     turn = itertools.cycle(urls)
     left = requests
     failed = 0
