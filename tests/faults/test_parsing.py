@@ -88,7 +88,11 @@ NONSENSE = [
 
 
 async def test_parse_06_nonsense_where_the_status_line_should_be_fails_at_once() -> None:
-    """The record keeps the first 64 bytes as bytes: an SSH banner, a TLS alert on a plain port, another protocol."""
+    """The record keeps the first 64 bytes as bytes: an SSH banner, a TLS alert on a plain port, another protocol.
+
+    The case also asks for a hint in words that a TLS port was addressed in plain text. An attempt carries codes and no prose, so
+    there is none: the alert's bytes (0x15 0x03) in `body` are what tells it.
+    """
     long = b"220 mail.example.com ESMTP " + b"x" * 200 + b"\r\n"
     attempts = await meet_all([Case(answering(raw), NO_HTTP) for raw in (*NONSENSE, long)])
     assert max(attempt.elapsed for attempt in attempts) < LIMIT
