@@ -25,6 +25,7 @@ from gatepost.store.rows import (
     DoneRow,
     LaneWant,
     NewEvent,
+    Node,
     RowKey,
     SettleBatch,
     Target,
@@ -66,7 +67,7 @@ async def measure(path: Path, *, rounds: int, batch: int, endpoint_count: int, w
     """Figures of one run, by name."""
     store = SqliteStore.open(path)
     try:
-        heartbeat = await store.heartbeat("bench", {}, 1)
+        heartbeat = await store.heartbeat(Node("bench"), {}, 1)
         epoch = heartbeat.leases[0].epoch
         ids = IdSource(await store.new_node(), SYSTEM_CLOCK)
         endpoints = [new_endpoint_number(SYSTEM_ENTROPY) for _ in range(endpoint_count)]

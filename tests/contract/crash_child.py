@@ -10,7 +10,7 @@ import sys
 
 from gatepost.clock import SYSTEM_CLOCK
 from gatepost.delivery.ids import IdSource
-from gatepost.store.rows import DoneRow, LaneWant, NewEvent, RowKey, SettleBatch, Target, lane_of
+from gatepost.store.rows import DoneRow, LaneWant, NewEvent, Node, RowKey, SettleBatch, Target, lane_of
 from gatepost.store.sqlite.store import SqliteStore
 
 LANE = lane_of(1, 0)
@@ -19,7 +19,7 @@ LANE = lane_of(1, 0)
 async def main() -> None:
     """Enqueue in batches and settle what is due, both at once."""
     store = SqliteStore.open(sys.argv[1], index_lag_max=50)
-    beat = await store.heartbeat("child", {}, 1)
+    beat = await store.heartbeat(Node("child"), {}, 1)
     epoch = beat.leases[0].epoch
     ids = IdSource(await store.new_node(), SYSTEM_CLOCK)
 

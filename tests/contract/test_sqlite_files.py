@@ -15,7 +15,7 @@ import pytest
 
 from gatepost.clock import SYSTEM_CLOCK
 from gatepost.errors import ConfigurationError, SchemaMismatch, StoreError, StoreLocked
-from gatepost.store.rows import NewEvent, OutboxEvent
+from gatepost.store.rows import NewEvent, Node, OutboxEvent
 from gatepost.store.secretbox import SecretBox
 from gatepost.store.sqlite.connection import connect
 from gatepost.store.sqlite.outbox import SqliteOutbox
@@ -67,19 +67,19 @@ async def test_an_owner_whose_lock_file_was_removed_stops(tmp_path: Path) -> Non
     path = tmp_path / "gatepost.db"
     first = SqliteStore.open(path)
     try:
-        held = {part: lease.epoch for part, lease in (await first.heartbeat("first", {}, 1)).leases.items()}
+        held = {part: lease.epoch for part, lease in (await first.heartbeat(Node("first"), {}, 1)).leases.items()}
         lock = tmp_path / "gatepost.db.lock"
         lock.unlink()
-        assert (await first.heartbeat("first", held, 1)).leases, "nobody else has come: it locks anew"
+        assert (await first.heartbeat(Node("first"), held, 1)).leases, "nobody else has come: it locks anew"
         with pytest.raises(StoreLocked):
             SqliteStore.open(path)
         lock.unlink()
         second = SqliteStore.open(path)
         try:
-            (epoch,) = [lease.epoch for lease in (await second.heartbeat("second", {}, 1)).leases.values()]
+            (epoch,) = [lease.epoch for lease in (await second.heartbeat(Node("second"), {}, 1)).leases.values()]
             with pytest.raises(StoreLocked, match="owned by process"):
-                await first.heartbeat("first", {}, 1)
-            beat = await second.heartbeat("second", {0: epoch}, 1)
+                await first.heartbeat(Node("first"), {}, 1)
+            beat = await second.heartbeat(Node("second"), {0: epoch}, 1)
             assert [lease.epoch for lease in beat.leases.values()] == [epoch]
         finally:
             await second.aclose()

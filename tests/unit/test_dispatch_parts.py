@@ -29,6 +29,7 @@ from gatepost.store.rows import (
     Heartbeat,
     Lease,
     NewEvent,
+    Node,
     Row,
     RowKey,
     SettleBatch,
@@ -91,7 +92,7 @@ class LeasingStore(MemoryStore):
         self.asked: list[tuple[Mapping[int, int], int]] = []
         self.given_back: Mapping[int, int] = {}
 
-    async def heartbeat(self, node: str, held: Mapping[int, int], want: int) -> Heartbeat:
+    async def heartbeat(self, node: Node, held: Mapping[int, int], want: int) -> Heartbeat:
         self.asked.append((held, want))
         if self.fails:
             raise StoreError("away")
@@ -112,7 +113,7 @@ class Owner:
         self.won: list[list[int]] = []
         self.lost: list[list[int]] = []
         self.renewed = 0
-        self.keeper = LeaseKeeper(store, "me", clock, StoreTime(clock), self._won, self._lost, self._renewed)
+        self.keeper = LeaseKeeper(store, Node("me"), clock, StoreTime(clock), self._won, self._lost, self._renewed)
 
     async def _won(self, parts: Collection[int]) -> None:
         if self.store.discover_fails:
@@ -227,7 +228,7 @@ def test_a_clock_that_differs_is_said(caplog: pytest.LogCaptureFixture) -> None:
     clock = VirtualClock()
 
     class Ahead(LeasingStore):
-        async def heartbeat(self, node: str, held: Mapping[int, int], want: int) -> Heartbeat:
+        async def heartbeat(self, node: Node, held: Mapping[int, int], want: int) -> Heartbeat:
             return Heartbeat({0: Lease(1, 30.0)}, frozenset(), self.clock.wall_us() + 60 * SECOND)
 
     async def main() -> None:

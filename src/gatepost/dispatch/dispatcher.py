@@ -48,7 +48,7 @@ from gatepost.net.proxy import ProxyConfig
 from gatepost.net.resolver import Resolver
 from gatepost.store.open import open_store
 from gatepost.store.port import Store
-from gatepost.store.rows import EnqueueResult, OutboxEvent, Retention, Row
+from gatepost.store.rows import EnqueueResult, Node, OutboxEvent, Retention, Row
 from gatepost.telemetry import Observer
 from gatepost.wire.egress import EgressPolicy
 from gatepost.wire.payload import payload_bytes
@@ -153,7 +153,7 @@ class Dispatcher:
         host_cap = None if self.settings.auto_host_cap else client.policy.max_per_host
         self._scheduler = LaneScheduler(SchedulerLimits(self.settings.slots, host_cap), self._catalogue.settings)
         self._leases = LeaseKeeper(
-            store, node, clock, self._store_time, self._parts_won, self._parts_lost, self._renewed
+            store, Node(node), clock, self._store_time, self._parts_won, self._parts_lost, self._renewed
         )
         self._settle = SettleBuffer(store, self._stored, self._leases.fenced, self._notices.trouble)
         self._worker = Worker(

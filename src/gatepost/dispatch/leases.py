@@ -16,6 +16,7 @@ from gatepost.clock import Clock
 from gatepost.dispatch.store_time import SKEW_WARNING_US, StoreTime
 from gatepost.errors import StoreError
 from gatepost.store.port import DeliveryStore
+from gatepost.store.rows import Node
 
 BEAT: Final = 8.0
 """Seconds between renewals: a lease of 30 s survives two that are lost."""
@@ -38,7 +39,7 @@ class LeaseKeeper:
     def __init__(
         self,
         store: DeliveryStore,
-        node: str,
+        node: Node,
         clock: Clock,
         store_time: StoreTime,
         on_won: Callable[[Collection[int]], Awaitable[None]],
@@ -59,7 +60,7 @@ class LeaseKeeper:
         """Part to the epoch under which it is held."""
 
     def __repr__(self) -> str:
-        return f"<LeaseKeeper {self._node} parts={len(self.epochs)} margin={self.seconds_left:.1f}s>"
+        return f"<LeaseKeeper {self._node.name} parts={len(self.epochs)} margin={self.seconds_left:.1f}s>"
 
     @property
     def safe(self) -> bool:

@@ -16,6 +16,7 @@ from gatepost.clock import SYSTEM_CLOCK, Clock
 from gatepost.delivery.ids import NODES, id_time_us
 from gatepost.errors import StoreError
 from gatepost.store.memory_registry import MemoryRegistry
+from gatepost.store.node_list import NodeList
 from gatepost.store.paging import check_filter, check_limit, decode_numbers, encode_cursor
 from gatepost.store.port import StoreCapabilities
 from gatepost.store.rows import (
@@ -36,8 +37,12 @@ from gatepost.store.rows import (
     Lease,
     MaintenanceReport,
     NewEvent,
+    Node,
+    NodeInfo,
     OutboxEvent,
     Page,
+    PartInfo,
+    Poke,
     Retention,
     Row,
     RowKey,
@@ -88,6 +93,7 @@ class MemoryStore(MemoryRegistry):
         self._owner: str | None = None
         self._epoch = 0
         self._lease_end = 0.0  # monotonic seconds
+        self._node_list = NodeList(clock)
 
     # -- producers
 
@@ -141,17 +147,32 @@ class MemoryStore(MemoryRegistry):
 
     # -- ownership
 
-    async def heartbeat(self, node: str, held: Mapping[int, int], want: int) -> Heartbeat:
+    async def heartbeat(self, node: Node, held: Mapping[int, int], want: int) -> Heartbeat:
         self._check_open()
         now = self._clock.monotonic()
-        mine = self._owner == node and held.get(PART) == self._epoch
-        if not mine and want > 0 and (self._owner in (None, node) or now >= self._lease_end):
-            self._owner, self._epoch, mine = node, self._epoch + 1, True
+        mine = self._owner == node.name and held.get(PART) == self._epoch
+        if not mine and want > 0 and (self._owner in (None, node.name) or now >= self._lease_end):
+            self._owner, self._epoch, mine = node.name, self._epoch + 1, True
         if mine:
             self._lease_end = now + PART_LEASE
         leases = {PART: Lease(self._epoch, PART_LEASE)} if mine else {}
         lost = frozenset(part for part, epoch in held.items() if part not in leases or leases[part].epoch != epoch)
-        return Heartbeat(leases, lost, self._clock.wall_us())
+        self._node_list.seen(node)
+        return Heartbeat(leases, lost, self._clock.wall_us(), self._node_list.alive(self._owner))
+
+    async def parts(self) -> Sequence[PartInfo]:
+        left = 0.0 if self._owner is None else max(0.0, self._lease_end - self._clock.monotonic())
+        return [PartInfo(PART, self._owner, self._epoch, left)]
+
+    async def nodes(self) -> Sequence[NodeInfo]:
+        return self._node_list.alive(self._owner)
+
+    async def poke(self, pokes: Collection[Poke]) -> None:
+        """Nobody to tell: one process owns everything."""
+
+    async def wait_pokes(self) -> Sequence[Poke]:
+        await asyncio.get_running_loop().create_future()  # nobody else pokes
+        return ()
 
     async def release(self, parts: Mapping[int, int]) -> None:
         if parts.get(PART) == self._epoch:

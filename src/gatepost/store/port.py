@@ -27,8 +27,12 @@ from gatepost.store.rows import (
     LaneWant,
     MaintenanceReport,
     NewEvent,
+    Node,
+    NodeInfo,
     OutboxEvent,
     Page,
+    PartInfo,
+    Poke,
     Retention,
     SettleBatch,
     SettleResult,
@@ -85,8 +89,24 @@ class DeliveryStore(Protocol):
         ...
 
     # -- ownership
-    async def heartbeat(self, node: str, held: Mapping[int, int], want: int) -> Heartbeat:
-        """Renew `held` (part to epoch) and acquire up to `want` more parts."""
+    async def heartbeat(self, node: Node, held: Mapping[int, int], want: int) -> Heartbeat:
+        """Make this node known, renew `held` (part to epoch) and acquire up to `want` more parts."""
+        ...
+
+    async def parts(self) -> Sequence[PartInfo]:
+        """Who owns what, in order of part."""
+        ...
+
+    async def nodes(self) -> Sequence[NodeInfo]:
+        """The nodes alive, by name."""
+        ...
+
+    async def poke(self, pokes: Collection[Poke]) -> None:
+        """Tell the owners of other parts that lanes got rows, in one message; best effort, polling heals what is lost."""
+        ...
+
+    async def wait_pokes(self) -> Sequence[Poke]:
+        """Pokes by other processes since the last call, for whatever part; waits for the first. For one waiter."""
         ...
 
     async def release(self, parts: Mapping[int, int]) -> None:

@@ -55,6 +55,23 @@ class NewEvent:
     targets: Sequence[Target]
     outbox_id: int | None = None
     """The outbox row this event came from; removed in the same transaction."""
+    fan_out: FanOut | None = None
+    """The rest of its targets, too many for one transaction; stored with the event and expanded by `extend`."""
+
+
+class FanOut(NamedTuple):
+    """An event whose deliveries are still being made, and how far that has come: a cursor that survives a crash."""
+
+    event_id: int
+    part: int
+    """Its owner expands it."""
+    tenant: str
+    type: str
+    sub: int
+    """Sub-lane of every delivery still to be made."""
+    due_at: int
+    after: int
+    """Endpoints up to this number have their delivery."""
 
 
 class EnqueueResult(NamedTuple):
@@ -100,15 +117,65 @@ class Lease(NamedTuple):
 
     epoch: int
     valid_for: float
+    strict_in: float = 0.0
+    """Seconds after the call was sent before FIFO lanes may start: the last owner may still be at work until then. 0 when it
+    gave the part back, or for a part that was renewed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A process that dispatches, as it introduces itself with each heartbeat."""
+
+    name: str
+    """Unique to one run of one process."""
+    address: str | None = None
+    """`http://host:port` of its API, for people and for status; None: it has none."""
+    weight: float = 1.0
+    """Its share of the parts, relative to the other nodes'."""
+    draining: bool = False
+    """It takes no more parts and gives back those it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """A node as the store knows it."""
+
+    node: Node
+    seen_at: int
+    """UTC microseconds of its last heartbeat."""
+    parts: int
+    """Parts it holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartInfo:
+    """A part as the store knows it."""
+
+    part: int
+    owner: str | None
+    """Name of the node; None: nobody's."""
+    epoch: int
+    lease_left: float
+    """Seconds until the lease ends; 0 when nobody holds it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The parts this node holds after the beat, those it lost, and the store's wall clock."""
+    """The parts this node holds after the beat, those it lost, the nodes alive, and the store's wall clock."""
 
     leases: Mapping[int, Lease]
     lost: frozenset[int]
     store_time: int
+    nodes: Sequence[NodeInfo] = ()
+    """All whose last heartbeat is younger than a part lease, this one included."""
+
+
+class Poke(NamedTuple):
+    """A lane got rows from a process that does not own its part."""
+
+    part: int
+    lane: int
+    due_at: int
 
 
 class LaneWant(NamedTuple):
@@ -353,4 +420,19 @@ class MaintenanceReport:
     attempts: int = 0
     dead_letters: int = 0
     idempotency_keys: int = 0
+    more: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TenantPurge:
+    """What one `purge_tenant` call erased, and whether more is left."""
+
+    deliveries: int = 0
+    events: int = 0
+    attempts: int = 0
+    dead_letters: int = 0
+    outbox: int = 0
+    idempotency_keys: int = 0
+    endpoints: int = 0
+    api_keys: int = 0
     more: bool = False

@@ -16,6 +16,7 @@ from gatepost.store.rows import (
     DeliveryFilter,
     EnqueueResult,
     LaneWant,
+    Node,
     Retention,
     RetryRow,
     SettleBatch,
@@ -172,38 +173,38 @@ class QueueContract(ContractBase):
         async with self.owned() as owner:
             for _ in range(4):
                 owner.clock.advance(PART_LEASE / 2)
-                mine = await owner.store.heartbeat("node-a", {0: owner.epoch}, 0)
+                mine = await owner.store.heartbeat(Node("node-a"), {0: owner.epoch}, 0)
                 assert mine.leases[0].epoch == owner.epoch
                 assert 0 < mine.leases[0].valid_for <= PART_LEASE
-                assert (await owner.store.heartbeat("node-b", {}, 1)).leases == {}
+                assert (await owner.store.heartbeat(Node("node-b"), {}, 1)).leases == {}
 
     async def test_a_part_that_is_not_renewed_can_be_taken_with_a_higher_epoch(self) -> None:
         """I6: after a crash others go on; the old owner learns that it lost."""
         async with self.owned() as owner:
             owner.clock.advance(PART_LEASE + 1)
-            other = await owner.store.heartbeat("node-b", {}, 1)
+            other = await owner.store.heartbeat(Node("node-b"), {}, 1)
             assert other.leases[0].epoch > owner.epoch
-            late = await owner.store.heartbeat("node-a", {0: owner.epoch}, 0)
+            late = await owner.store.heartbeat(Node("node-a"), {0: owner.epoch}, 0)
             assert (late.leases, late.lost) == ({}, frozenset({0}))
 
     async def test_a_released_part_can_be_taken_at_once(self) -> None:
         """Drain hands over without waiting; a stale release changes nothing."""
         async with self.owned() as owner:
             await owner.store.release({0: owner.epoch - 1})
-            assert (await owner.store.heartbeat("node-b", {}, 1)).leases == {}
+            assert (await owner.store.heartbeat(Node("node-b"), {}, 1)).leases == {}
             await owner.store.release({0: owner.epoch})
-            assert 0 in (await owner.store.heartbeat("node-b", {}, 1)).leases
+            assert 0 in (await owner.store.heartbeat(Node("node-b"), {}, 1)).leases
 
     async def test_a_node_that_restarts_under_its_name_gets_a_new_epoch(self) -> None:
         """What it read before must not count any more."""
         async with self.owned() as owner:
-            again = await owner.store.heartbeat("node-a", {}, 1)
+            again = await owner.store.heartbeat(Node("node-a"), {}, 1)
             assert again.leases[0].epoch > owner.epoch
 
     async def test_the_heartbeat_tells_the_stores_time(self) -> None:
         """Due times follow the store's clock."""
         async with self.owned() as owner:
-            assert (await owner.store.heartbeat("node-a", {0: owner.epoch}, 0)).store_time == owner.now
+            assert (await owner.store.heartbeat(Node("node-a"), {0: owner.epoch}, 0)).store_time == owner.now
 
     async def test_nodes_get_different_numbers(self) -> None:
         """Two processes must not make the same ids."""

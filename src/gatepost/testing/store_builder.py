@@ -18,6 +18,7 @@ from gatepost.store.rows import (
     EnqueueResult,
     LaneWant,
     NewEvent,
+    Node,
     OutboxEvent,
     RetryRow,
     Row,
@@ -46,7 +47,7 @@ class Owner:
     @classmethod
     async def take(cls, store: Store, clock: VirtualClock, name: str = "node-a") -> Owner:
         """Become the owner of part 0."""
-        beat = await store.heartbeat(name, {}, store.capabilities.parts)
+        beat = await store.heartbeat(Node(name), {}, store.capabilities.parts)
         return cls(store, clock, name, beat.leases[0].epoch, await store.new_node())
 
     @property
