@@ -56,6 +56,7 @@ from gatepost.wire.request import request_head
 
 USER_AGENT: Final = "gatepost/0.1"
 _log = logging.getLogger("gatepost.client")
+_SHED: Final = Outcome.SHED
 _ORIGIN: Final = re.compile(r"https?://[^/?#@\s]+:[0-9]+")
 
 
@@ -420,7 +421,7 @@ class DispatchClient:
 
     def finished(self, attempt: Attempt, endpoint_id: str | None, tenant: str | None) -> None:
         """An attempt ended: count and tell. Called by flights, once each."""
-        if attempt.outcome is Outcome.SHED:
+        if attempt.outcome is _SHED:
             self._shed[attempt.host] = self._shed.get(attempt.host, 0) + 1
         observer = self.observer
         if observer is None:

@@ -11,7 +11,6 @@ import socket
 import ssl
 import struct
 import sys
-from array import array
 from typing import Final, Protocol
 
 from gatepost.net.faults import stream_reason
@@ -26,6 +25,7 @@ if sys.platform != "win32":
 
 RECEIVE_SIZE: Final = 65_536
 _RESET: Final = struct.pack("ii", 1, 0)
+_NO_BYTES: Final = bytes(struct.calcsize("i"))
 
 
 class ConnectionUser(Protocol):
@@ -411,9 +411,7 @@ def _queued(sock: socket.socket | TlsSocket, queue: int) -> int:
     """Bytes in one of the kernel's queues of a socket: FIONREAD is received and not read, TIOCOUTQ (the number of SIOCOUTQ) sent
     and not acknowledged. 0 where the system cannot say.
     """
-    buffer = array("i", [0])
     try:
-        fcntl.ioctl(sock.fileno(), queue, buffer)
+        return int.from_bytes(fcntl.ioctl(sock.fileno(), queue, _NO_BYTES), sys.byteorder)
     except OSError:
         return 0
-    return buffer[0]

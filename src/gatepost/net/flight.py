@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from gatepost.admission.bulkhead import Permit
-from gatepost.delivery.attempt import Attempt
+from gatepost.delivery.attempt import Attempt, attempt_record
 from gatepost.delivery.outcome import End, Evidence, Verdict, classify
 from gatepost.delivery.policy import ClientPolicy
 from gatepost.errors import ResolveError
@@ -55,7 +55,9 @@ _OK: Final[dict[int, Verdict]] = {
 }
 """Verdicts of the common case, made once."""
 
+# Names of this module: on Python 3.11 a member of an enum is looked up by a function call.
 ADMISSION, POOL, DNS, CONNECT, TLS, WRITE, WAIT_, READ = Phase
+RESPONSE: Final = End.RESPONSE
 
 
 class Flight:
@@ -492,7 +494,7 @@ class Flight:
         if head.status in REDIRECTS and reader.body_fault is None and not cut:
             self._on_redirect(reader, head, lagged)
         else:
-            self._end(End.RESPONSE, _FAULT_REASON[reader.body_fault], lagged)
+            self._end(RESPONSE, _FAULT_REASON[reader.body_fault], lagged)
 
     def _on_redirect(self, reader: ResponseReader, head: Head, lagged: bool) -> None:
         """The receiver points elsewhere: a failed delivery. `net.redirects` knows flights that follow."""
@@ -596,7 +598,7 @@ class Flight:
         self._spent.setdefault(self.phase, 0.0)  # an early answer may end in a phase that took no time
         reader = self._reader
         connection = self._connection
-        if end is End.RESPONSE:
+        if end is RESPONSE:
             assert reader is not None
             assert reader.head is not None
             if reader.body_fault is None and 200 <= reader.head.status < 300:
@@ -641,13 +643,8 @@ class Flight:
             via = self._host.via
             port = self._host.target.port if via is None else via.port
             address = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-        return Attempt(
-            verdict.outcome,
-            verdict.delivered,
-            verdict.phase,
-            verdict.reason,
-            verdict.retry_safety,
-            verdict.blame,
+        return attempt_record(
+            verdict,
             None if head is None else head.status,
             self._host.target.origin,
             address,
@@ -679,7 +676,7 @@ class Flight:
         self._connection = None
         self._reader = None
         if self._holds_slot:
-            self._release(reader, connection, end is End.RESPONSE, now)
+            self._release(reader, connection, end is RESPONSE, now)
         elif self._entered or self._key is None:
             pool.abandon(self._host, self._endpoint_id, self)
         if self._entered:
