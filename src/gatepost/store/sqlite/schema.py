@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from importlib.resources import files
-from typing import Final, NamedTuple
+from typing import Final
 
 from gatepost.clock import Clock
 from gatepost.errors import ConfigurationError, SchemaMismatch, StoreError
+from gatepost.store.migration import Migration, migrations_of
 from gatepost.store.sqlite.connection import BUSY_TIMEOUT, is_busy, opening_error
 
 OLDEST_SQLITE: Final = (3, 37, 0)
@@ -24,23 +24,9 @@ _RETRY_PAUSE: Final = 0.005
 """Seconds; creating the schema takes about twice as long."""
 
 
-class Migration(NamedTuple):
-    """One numbered step of the schema."""
-
-    number: int
-    name: str
-    sql: str
-
-
 def migrations() -> tuple[Migration, ...]:
     """All steps, in order."""
-    folder = files("gatepost.store") / "migrations" / "sqlite"
-    found = [
-        Migration(int(file.name[:4]), file.name, file.read_text("utf-8"))
-        for file in folder.iterdir()
-        if file.name.endswith(".sql")
-    ]
-    return tuple(sorted(found))
+    return migrations_of("sqlite")
 
 
 def prepare(connection: sqlite3.Connection, path: str | os.PathLike[str], clock: Clock, *, may_migrate: bool) -> None:
