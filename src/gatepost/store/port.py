@@ -21,6 +21,7 @@ from gatepost.store.rows import (
     DeliveryInfo,
     EnqueueResult,
     EventBody,
+    FanOut,
     Heartbeat,
     LaneRows,
     LaneStat,
@@ -37,6 +38,7 @@ from gatepost.store.rows import (
     SettleBatch,
     SettleResult,
     StoreTotals,
+    Target,
 )
 
 
@@ -98,15 +100,23 @@ class DeliveryStore(Protocol):
         ...
 
     async def nodes(self) -> Sequence[NodeInfo]:
-        """The nodes alive, by name."""
+        """The nodes alive, by name: heard of within a part lease and, where the engine has sessions, with their session held.
+
+        Cheap, since every node asks twice a second: a node that is gone, or parts that add up to less than all of them, is
+        how the others learn that there is something to take.
+        """
         ...
 
     async def poke(self, pokes: Collection[Poke]) -> None:
-        """Tell the owners of other parts that lanes got rows, in one message; best effort, polling heals what is lost."""
+        """Tell all other processes, in one message, that lanes got rows; best effort, polling heals what is lost."""
         ...
 
     async def wait_pokes(self) -> Sequence[Poke]:
-        """Pokes by other processes since the last call, for whatever part; waits for the first. For one waiter."""
+        """Pokes by other processes since the last call, for whatever part; waits for the first. For one waiter.
+
+        Raises `StoreError` as soon as the connection that hears them is lost, which on an engine with sessions is the session
+        that tells the others that this process lives: its parts may be taken from then on.
+        """
         ...
 
     async def release(self, parts: Mapping[int, int]) -> None:
@@ -124,6 +134,18 @@ class DeliveryStore(Protocol):
 
     async def load_events(self, ids: Collection[int]) -> Mapping[int, EventBody]:
         """Bodies by event id; absent ids are left out."""
+        ...
+
+    # -- fan-outs too large for one transaction
+    async def fan_outs(self, parts: Collection[int], limit: int) -> Sequence[FanOut]:
+        """Unfinished fan-outs of these parts, oldest event first."""
+        ...
+
+    async def extend(self, fan_out: FanOut, targets: Sequence[Target], after: int | None) -> bool:
+        """Add `targets` to the event and move its cursor to `after` (None: the fan-out is done), in one transaction.
+
+        False, and nothing stored, when the stored cursor is not `fan_out`'s: somebody else was first.
+        """
         ...
 
     # -- owner writes

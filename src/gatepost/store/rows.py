@@ -167,15 +167,23 @@ class Heartbeat:
     lost: frozenset[int]
     store_time: int
     nodes: Sequence[NodeInfo] = ()
-    """All whose last heartbeat is younger than a part lease, this one included."""
+    """As `DeliveryStore.nodes` tells them, this one included."""
 
 
 class Poke(NamedTuple):
-    """A lane got rows from a process that does not own its part."""
+    """A lane got rows from a process that does not own its part; with one of the values below, something else happened."""
 
     part: int
     lane: int
+    """`POKE_PART_FREE`: the part was given back, whoever wants it may take it."""
     due_at: int
+    """`POKE_ROWS_GONE`: rows of this lane's endpoint were removed, so what is held of it must be read again."""
+
+
+POKE_PART_FREE: Final = 0
+"""No lane has this number: endpoints count from 1."""
+POKE_ROWS_GONE: Final = -1
+"""No row is due then."""
 
 
 class LaneWant(NamedTuple):
