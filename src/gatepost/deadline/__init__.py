@@ -6,13 +6,17 @@ Needs nothing but the standard library and is useful without the rest of Gatepos
 from __future__ import annotations
 
 from gatepost.deadline.context import check, current, deadline, propagate, remaining, shield, timeout_for
-from gatepost.deadline.value import Deadline, DeadlineExceeded, DeadlinePolicy, Limit
+from gatepost.deadline.policy import DeadlinePolicy
+from gatepost.deadline.value import Deadline, DeadlineExceeded, Limit
+from gatepost.deadline.wire import Problem, ProblemKind
 
 __all__ = [
     "Deadline",
     "DeadlineExceeded",
     "DeadlinePolicy",
     "Limit",
+    "Problem",
+    "ProblemKind",
     "check",
     "current",
     "deadline",

@@ -18,7 +18,8 @@ from types import TracebackType
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
 from gatepost.clock import SYSTEM_CLOCK, Clock
-from gatepost.deadline.value import DEFAULT_POLICY, Deadline, DeadlinePolicy, check_cap, check_seconds
+from gatepost.deadline.policy import DEFAULT_POLICY, DeadlinePolicy
+from gatepost.deadline.value import Deadline, check_cap, check_seconds
 
 P = ParamSpec("P")
 R = TypeVar("R")
