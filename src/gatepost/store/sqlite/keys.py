@@ -21,6 +21,7 @@ _STRIP_SHIFT: Final = 1
 """The upper 7 bits of a key's first byte are its strip."""
 
 _FIND = where_in("SELECT key, event_id FROM idempotency_key WHERE generation IN (0, 1) AND key IN")
+_DELETE = where_in("DELETE FROM idempotency_key WHERE generation IN (0, 1) AND key IN")
 _INSERT = insert("idempotency_key", "generation, key, event_id", or_ignore=True)
 
 
@@ -31,6 +32,7 @@ class KeyIndex:
         "_connection",
         "_durable_generation",
         "_ending",
+        "_forgotten",
         "_generation",
         "_lag_max",
         "_new",
@@ -47,6 +49,7 @@ class KeyIndex:
         self._young: list[dict[bytes, int]] = [{} for _ in range(STRIPS)]  # key to event, by leading bits
         self._young_count = 0
         self._new: list[tuple[bytes, int]] = []  # added by the transaction under way
+        self._forgotten: list[tuple[bytes, int]] = []  # taken out of `_young` by the transaction under way
         self._generation = read_meta(connection, "key_generation")
         self._durable_generation = self._generation
         self._round_wanted = False  # a round begins after the transaction under way
@@ -78,6 +81,16 @@ class KeyIndex:
                 late += (self._generation, key, event_id)
         _INSERT.run(self._connection, late)
 
+    def forget(self, keys: Sequence[bytes]) -> int:
+        """These keys count no more; returns how many were known."""
+        known = _DELETE.run(self._connection, keys)
+        for key in keys:
+            event_id = self._young[key[0] >> _STRIP_SHIFT].pop(key, None)
+            if event_id is not None:
+                self._forgotten.append((key, event_id))
+                known += 1
+        return known
+
     def write_strips(self) -> None:
         """Write the next strips of the round under way."""
         written = 0
@@ -96,6 +109,9 @@ class KeyIndex:
             for strip in written:
                 self._young[strip] = {}
             self._young_count = sum(map(len, self._young))
+        if self._forgotten:
+            self._forgotten.clear()
+            self._young_count = sum(map(len, self._young))
         if self._new:
             self._keep(self._new)
             self._new.clear()
@@ -107,6 +123,10 @@ class KeyIndex:
         """It never was."""
         self._rounds.rolled_back()
         self._new.clear()
+        if self._forgotten:
+            for key, event_id in self._forgotten:
+                self._young[key[0] >> _STRIP_SHIFT][key] = event_id
+            self._forgotten.clear()
         self._generation = self._durable_generation
 
     def settle_before(self, before: int) -> bool:

@@ -39,12 +39,18 @@ def cancel(connection: sqlite3.Connection, tally: Tally, ids: Sequence[int], now
     """Cancel those of `ids` that still wait; returns them."""
     cancelled = []
     for number in ids:
-        row = connection.execute(_TAKE_WAITING, (number,)).fetchone()
-        if row is not None:
+        lane = take_waiting(connection, number)
+        if lane is not None:
             connection.execute("UPDATE history SET state = 2, at = ? WHERE id = ?", (now, number))
-            tally.leave(row)
+            tally.leave([lane])
             cancelled.append(number)
     return cancelled
+
+
+def take_waiting(connection: sqlite3.Connection, number: int) -> int | None:
+    """Remove the delivery's row if it waits; returns its lane."""
+    row: tuple[int] | None = connection.execute(_TAKE_WAITING, (number,)).fetchone()
+    return None if row is None else row[0]
 
 
 def replay(

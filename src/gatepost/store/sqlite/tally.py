@@ -21,6 +21,7 @@ class Tally:
     __slots__ = (
         "_added",
         "_counts",
+        "_disowned",
         "_doubtful",
         "_new_owners",
         "_pending_counts",
@@ -48,6 +49,7 @@ class Tally:
         self._doubtful: set[int] = set()
         self._recounted: dict[int, int] = {}
         self._new_owners: dict[int, str] = {}
+        self._disowned: set[str] = set()
 
     def total(self, name: str) -> int:
         """Rows of `events`, `attempts` or `dead`."""
@@ -77,6 +79,10 @@ class Tally:
         if endpoint not in self._new_owners:
             self._new_owners[endpoint] = tenant
             connection.execute("INSERT OR IGNORE INTO destination (endpoint, tenant) VALUES (?, ?)", (endpoint, tenant))
+
+    def disown(self, tenant: str) -> None:
+        """Nothing of this tenant is left, and its endpoints are gone."""
+        self._disowned.add(tenant)
 
     def write(self, connection: sqlite3.Connection) -> None:
         """Last thing before the commit."""
@@ -117,6 +123,12 @@ class Tally:
                 depth[lane] = rows
         for name, change in self._pending_counts.items():
             self._counts[name] += change
+        if self._disowned:
+            # A new one: readers walk through the old one.
+            self.owners = {one: tenant for one, tenant in owners.items() if tenant not in self._disowned}
+            for tenant in self._disowned:
+                if not backlog.get(tenant):
+                    backlog.pop(tenant, None)
         self.rolled_back()
 
     def rolled_back(self) -> None:
@@ -126,4 +138,5 @@ class Tally:
         self._doubtful.clear()
         self._recounted.clear()
         self._new_owners.clear()
+        self._disowned.clear()
         self._pending_counts = dict.fromkeys(_COUNTED, 0)
