@@ -128,13 +128,12 @@ class Catalogue:
         return self._by_tenant.get(tenant, {})
 
     def takers(self, tenant: str, event_type: str) -> Sequence[Listed]:
-        """Who gets an event of this type: paused and disabled endpoints too, their deliveries wait."""
+        """Who gets an event of this type, in order of number: paused and disabled endpoints too, their deliveries wait."""
         key = (tenant, event_type)
         found = self._matches.get(key)
         if found is None:
-            found = tuple(
-                listed for listed in self.endpoints_of(tenant).values() if listed.endpoint.accepts(event_type)
-            )
+            owned = sorted(self.endpoints_of(tenant).items())  # numbers differ, so that no endpoints are compared
+            found = tuple(listed for _, listed in owned if listed.endpoint.accepts(event_type))
             if len(self._matches) >= MATCHES_MAX:
                 self._matches.clear()
             self._matches[key] = found

@@ -25,6 +25,7 @@ from gatepost.dispatch.attempt import AttemptRunner
 from gatepost.dispatch.bodies import BYTES_MAX, Bodies
 from gatepost.dispatch.catalogue import Catalogue, Listed
 from gatepost.dispatch.endpoints import Endpoints
+from gatepost.dispatch.fan_out import FanOuts
 from gatepost.dispatch.intake import PUBLISH_TIMEOUT, Intake, IntakeStatistics
 from gatepost.dispatch.leases import LeaseKeeper
 from gatepost.dispatch.loop_lag import LoopLag
@@ -206,10 +207,13 @@ class Dispatcher:
             self._notices,
             self._take_outbox,
             grace=self.settings.grace,
+            self._expand,
             attempt_budget=client.policy.attempt_budget,
         )
         self._limiter = TenantLimiter(store, self._catalogue, clock)
         self._intake: Intake | None = None
+        self._transactional = TransactionalOutbox(clock, entropy)
+        self._fan_outs: FanOuts | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
         self.endpoints: Final = Endpoints(
@@ -276,10 +280,21 @@ class Dispatcher:
         self._loop, self._thread = asyncio.get_running_loop(), get_ident()
         await self._catalogue.load()
         ids = IdSource(await self.store.new_node(), self._clock)
-        self._intake = Intake(
+        self._fan_outs = FanOuts(
             self.store,
             self._catalogue,
             self._bodies,
+            ids,
+            self._owned_parts,
+            self._hand_over,
+            self._notices,
+            self._store_time,
+        )
+        if not self.store.capabilities.shared:
+            await self._fan_outs.find_floors([lane for _, lane in await self.store.discover([0])])
+        self._intake = Intake(
+            self.store,
+            self._fan_outs,
             ids,
             self._limiter,
             self._store_time,
@@ -496,3 +511,11 @@ class Dispatcher:
             policy=listed.policy,
             tls=listed.tls,
         )
+    def _owned_parts(self) -> Collection[int]:
+        return list(self._leases.epochs)
+
+    async def _expand(self) -> None:
+        self._ready_intake()  # says how to open one
+        assert self._fan_outs is not None
+        await self._fan_outs.run()
+

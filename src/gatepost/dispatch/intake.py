@@ -1,8 +1,8 @@
 """Publishing: an event and its deliveries become durable in one transaction, and start at once without a read.
 
 Calls that wait together are stored together, tenants in turn, so that one with thousands of endpoints or events does not
-stand before the others. It decides the fan-out (every endpoint of the tenant that takes the type) and
-refuses what cannot be taken (limits, a full disk); it starts nothing. Called by `Dispatcher.publish` and the outbox follower.
+stand before the others. It refuses what cannot be taken (limits, a full disk) and starts nothing; who gets an event is planned by
+`dispatch.fan_out`. Called by `Dispatcher.publish` and the outbox follower.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Final
 from gatepost.delivery.ids import EVENT, IdSource, encode_id
 from gatepost.delivery.records import Receipt
 from gatepost.dispatch.bodies import Bodies
-from gatepost.dispatch.catalogue import Catalogue
+from gatepost.dispatch.fan_out import FanOuts
 from gatepost.dispatch.new_event import EventDraft, sub_of
 from gatepost.dispatch.tenant_limits import TenantLimiter
 from gatepost.errors import IdempotencyConflict, LimitExceeded, Overloaded
 from gatepost.store.port import DeliveryStore
-from gatepost.store.rows import EnqueueResult, EventBody, NewEvent, OutboxEvent, Row, Target, lane_of
+from gatepost.store.rows import EnqueueResult, EventBody, NewEvent, OutboxEvent, Row
 
 BATCH_EVENTS_MAX: Final = 250
 BATCH_BYTES_MAX: Final = 4 * 1_048_576
 BATCH_ROWS_MAX: Final = 500
-"""One transaction: a few milliseconds of writing. An event with more targets than these rows is a transaction of its own."""
+"""One transaction: a few milliseconds of writing. An event has no more targets than these at first (`fan_out.PORTION`)."""
 BATCHES_AT_ONCE: Final = 2
 """One is being committed while the next is prepared."""
 WAITING_EVENTS_MAX: Final = 10_000
@@ -74,7 +74,7 @@ class Intake:
     def __init__(
         self,
         store: DeliveryStore,
-        catalogue: Catalogue,
+        fan_outs: FanOuts,
         bodies: Bodies,
         ids: IdSource,
         limiter: TenantLimiter,
@@ -84,7 +84,7 @@ class Intake:
         publish_timeout: float = PUBLISH_TIMEOUT,
     ) -> None:
         self._store = store
-        self._catalogue = catalogue
+        self._fan_outs = fan_outs
         self._bodies = bodies
         self._ids = ids
         self._limiter = limiter
@@ -113,9 +113,9 @@ class Intake:
         except LimitExceeded:
             self.statistics.refused += 1
             raise
-        event = self._new_event(draft)
+        event, deliveries = self._new_event(draft)
         result = await self._enqueue(event)
-        return self._receipt(draft.key, event, result)
+        return self._receipt(draft.key, deliveries, result)
 
     async def publish_many(self, drafts: Sequence[EventDraft]) -> Sequence[Receipt | Exception]:
         """As `publish` for each, in order; an event that cannot be taken yields its exception and harms no other."""
@@ -131,7 +131,11 @@ class Intake:
         results: list[EnqueueResult] = []
         while len(results) < len(new_events):
             portion = _first_portion(new_events[len(results) :])
-            stored = await self._store.enqueue(portion)
+            try:
+                stored = await self._store.enqueue(portion)
+            except BaseException:
+                self._not_stored(new_events[len(results) :])
+                raise
             self._stored(portion, stored)
             results += stored
         return list(zip(events, results, strict=True))
@@ -158,13 +162,15 @@ class Intake:
                 if not waiting.taken:
                     self._withdraw(waiting)
 
-    # ---------------------------------------------------------------------------------------------- fan-out
+    # ----------------------------------------------------------------------------------------------- events
 
-    def _new_event(self, draft: EventDraft) -> NewEvent:
+    def _new_event(self, draft: EventDraft) -> tuple[NewEvent, int]:
+        """The event, and how many deliveries it makes."""
         now = self._store_time()
         event_id = self._ids.next()
         due = now if draft.not_before is None else max(now, draft.not_before)
-        return NewEvent(
+        plan = self._fan_outs.plan(event_id, draft.tenant, draft.type, draft.sub, due)
+        event = NewEvent(
             event_id=event_id,
             tenant=draft.tenant,
             key=draft.key,
@@ -172,12 +178,16 @@ class Intake:
             content_type=draft.content_type,
             body=draft.body,
             created_at=due,  # the delivery window begins when the event may first be tried
-            targets=self._targets(draft.tenant, draft.type, draft.sub, due),
+            targets=plan.targets,
+            fan_out=plan.rest,
         )
+        return event, plan.deliveries
 
     def _from_outbox(self, event: OutboxEvent) -> NewEvent:
         now = self._store_time()
         due = now if event.not_before is None else max(now, event.not_before)
+        sub = sub_of(event.priority, event.ordering_key)
+        plan = self._fan_outs.plan(event.event_id, event.tenant, event.type, sub, due)
         return NewEvent(
             event_id=event.event_id,
             tenant=event.tenant,
@@ -186,16 +196,10 @@ class Intake:
             content_type=event.content_type,
             body=event.body,
             created_at=max(event.created_at, event.not_before or 0),
-            targets=self._targets(event.tenant, event.type, sub_of(event.priority, event.ordering_key), due),
+            targets=plan.targets,
             outbox_id=event.outbox_id,
+            fan_out=plan.rest,
         )
-
-    def _targets(self, tenant: str, event_type: str, sub: int, due: int) -> Sequence[Target]:
-        parts = self._store.capabilities.parts
-        return [
-            Target(lane_of(listed.number, sub), listed.number % parts, self._ids.next(), due)
-            for listed in self._catalogue.takers(tenant, event_type)
-        ]
 
     # -------------------------------------------------------------------------------------------- coalescing
 
@@ -230,6 +234,7 @@ class Intake:
                 self._withdraw(waiting)
 
     def _withdraw(self, waiting: _Waiting) -> None:
+        self._not_stored([waiting.event])
         queue = self._queues[waiting.event.tenant]
         queue.remove(waiting)
         if not queue:
@@ -276,6 +281,7 @@ class Intake:
         try:
             results = await self._store.enqueue(events)
         except Exception as error:  # noqa: BLE001 - it belongs to the publishers, and is raised there
+            self._not_stored(events)
             for waiting in batch:
                 _fail(waiting, error)
             return
@@ -312,8 +318,11 @@ class Intake:
         for event, result in zip(events, results, strict=True):
             if result.duplicate or result.conflict:
                 counts.duplicates += 1
+                self._not_stored([event])
                 continue
             counts.published += 1
+            if event.fan_out is not None:
+                self._fan_outs.stored(event.fan_out)
             if event.targets:
                 if event.targets[0].due_at <= now:
                     body = EventBody(event.event_id, event.tenant, event.type, event.content_type, event.body)
@@ -324,7 +333,12 @@ class Intake:
         if rows:
             self._hand_over(rows)
 
-    def _receipt(self, key: str | None, event: NewEvent, result: EnqueueResult) -> Receipt:
+    def _not_stored(self, events: Sequence[NewEvent]) -> None:
+        for event in events:
+            if event.fan_out is not None:
+                self._fan_outs.dropped(event.fan_out)
+
+    def _receipt(self, key: str | None, deliveries: int, result: EnqueueResult) -> Receipt:
         public_id = encode_id(EVENT, result.event_id)
         if result.conflict:
             raise IdempotencyConflict(
@@ -332,7 +346,7 @@ class Intake:
                 f"idempotency_key {key!r} was used for another event ({public_id}) with another type or payload: "
                 "a key names one event, write a new key for a new one",
             )
-        return Receipt(public_id, result.duplicate, len(event.targets) if not result.duplicate else 0)
+        return Receipt(public_id, result.duplicate, deliveries if not result.duplicate else 0)
 
 
 def _rows_of(event: NewEvent) -> int:

@@ -50,6 +50,7 @@ class Supervisor:
         lag: LoopLag,
         notices: Notices,
         take_outbox: TakeOutbox,
+        expand: Callable[[], Awaitable[None]],
         *,
         grace: float | None,
         attempt_budget: float,
@@ -63,6 +64,7 @@ class Supervisor:
         self._lag = lag
         self._notices = notices
         self._take_outbox = take_outbox
+        self._expand = expand
         self._grace = attempt_budget if grace is None else grace
         self._attempt_budget = attempt_budget
         self._stop = asyncio.Event()
@@ -139,6 +141,7 @@ class Supervisor:
             "leases": self._leases.run,
             "reads": self._worker.read_lanes,
             "outbox": self._follow_outbox,
+            "fan-out": self._expand,
             "registry": self._follow_registry,
             "retention": self._maintenance.retain,
             "discovery": self._maintenance.rediscover,

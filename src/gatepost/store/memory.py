@@ -30,6 +30,7 @@ from gatepost.store.rows import (
     DeliveryInfo,
     EnqueueResult,
     EventBody,
+    FanOut,
     Heartbeat,
     LaneRows,
     LaneStat,
@@ -48,6 +49,8 @@ from gatepost.store.rows import (
     RowKey,
     SettleBatch,
     SettleResult,
+    Target,
+    TenantPurge,
     StoreTotals,
     endpoint_of,
     lane_of,
@@ -83,6 +86,14 @@ class MemoryStore(MemoryRegistry):
         self._events: dict[int, NewEvent] = {}
         self._keys: dict[tuple[str, str], int] = {}  # (tenant, idempotency key) to the first event
         self._deliveries: dict[int, _Delivery] = {}  # by delivery id
+        self._fan_outs: dict[int, FanOut] = {}  # by event id; unfinished ones
+        self._parts = MemoryParts(clock, parts)
+        self._outbox_watchers: list[asyncio.Event] = []
+        self._connect()
+
+    def _connect(self) -> None:
+        self._closed = False
+        self._session = self._parts.open_session()
         self._lanes: dict[int, list[Row]] = {}  # waiting rows by (due_at, delivery_id); never an empty list
         self._backlog: dict[str, int] = {}
         self._attempts: dict[int, list[AttemptRow]] = {}
@@ -114,15 +125,20 @@ class MemoryStore(MemoryRegistry):
                 stored = self._events.get(first)  # once retention has taken it, there is nothing to compare with
                 return self._refused(event, first, conflict=stored is not None and _content(stored) != _content(event))
         self._events[event.event_id] = event
-        for target in event.targets:
-            row = Row(target.lane, target.due_at, target.delivery_id, event.event_id, 0, event.created_at, target.part)
-            self._deliveries[row.delivery_id] = _Delivery(row, event.tenant, "waiting", id_time_us(row.delivery_id))
-            self._wait(row)
+        self._add_targets(event, event.targets)
+        if event.fan_out is not None:
+            self._fan_outs[event.event_id] = event.fan_out
         if event.outbox_id is not None:
             self._outbox.pop(event.outbox_id, None)
         return EnqueueResult(event.event_id, duplicate=False, conflict=False)
 
     def _refused(self, event: NewEvent, first: int, *, conflict: bool) -> EnqueueResult:
+    def _add_targets(self, event: NewEvent, targets: Sequence[Target]) -> None:
+        for target in targets:
+            row = Row(target.lane, target.due_at, target.delivery_id, event.event_id, 0, event.created_at, target.part)
+            self._deliveries[row.delivery_id] = _Delivery(row, event.tenant, "waiting", id_time_us(row.delivery_id))
+            self._wait(row)
+
         if event.outbox_id is not None and not conflict:
             self._outbox.pop(event.outbox_id, None)
         return EnqueueResult(first, duplicate=not conflict, conflict=conflict)
@@ -192,6 +208,23 @@ class MemoryStore(MemoryRegistry):
         rows: list[Row] = []
         for at in range(bisect_left(lane, (want.lane, want.low_water)), len(lane)):
             row = lane[at]
+    # -- fan-outs too large for one transaction
+
+    async def fan_outs(self, parts: Collection[int], limit: int) -> Sequence[FanOut]:
+        check_limit(limit)
+        return sorted(fan_out for fan_out in self._fan_outs.values() if fan_out.part in parts)[:limit]
+
+    async def extend(self, fan_out: FanOut, targets: Sequence[Target], after: int | None) -> bool:
+        self._check_open()
+        if self._fan_outs.get(fan_out.event_id) != fan_out:
+            return False
+        self._add_targets(self._events[fan_out.event_id], targets)
+        if after is None:
+            del self._fan_outs[fan_out.event_id]
+        else:
+            self._fan_outs[fan_out.event_id] = fan_out._replace(after=after)
+        return True
+
             if row.due_at > now or len(rows) == want.limit:
                 return LaneRows(want.lane, rows, row.due_at)
             rows.append(row)
@@ -366,6 +399,50 @@ class MemoryStore(MemoryRegistry):
                 for letter in self._dead.values()
                 if where.tenant in (None, letter.tenant)
                 and where.endpoint in (None, letter.endpoint)
+    async def purge_tenant(self, tenant: str, limit: int) -> TenantPurge:
+        self._check_open()
+        check_limit(limit)
+        left = limit
+
+        def erased(found: Iterable[int], erase: Callable[[int], object]) -> int:
+            nonlocal left
+            chosen = list(found)[:left]
+            for number in chosen:
+                erase(number)
+            left -= len(chosen)
+            return len(chosen)
+
+        for event_id in [number for number, fan_out in self._fan_outs.items() if fan_out.tenant == tenant]:
+            del self._fan_outs[event_id]
+        outbox = erased((number for number, event in self._outbox.items() if event.tenant == tenant), self._outbox.pop)
+        rows_before, dead_before = sum(map(len, self._attempts.values())), len(self._dead)
+        deliveries = erased(
+            (number for number, delivery in self._deliveries.items() if delivery.tenant == tenant), self._erase
+        )
+        attempts = rows_before - sum(map(len, self._attempts.values()))
+        key_of = {event_id: key for key, event_id in self._keys.items()}
+        keys_before = len(self._keys)
+
+        def erase_event(event_id: int) -> None:
+            self._forget_event(event_id)
+            if event_id in key_of:
+                del self._keys[key_of[event_id]]
+
+        events = erased((number for number, event in self._events.items() if event.tenant == tenant), erase_event)
+        counts = (deliveries, events, attempts, dead_before - len(self._dead), outbox, keys_before - len(self._keys))
+        if left == 0:
+            return TenantPurge(*counts, more=True)
+        self._backlog.pop(tenant, None)
+        return TenantPurge(*counts, *self._erase_records(tenant))
+
+    def _erase(self, number: int) -> None:
+        """Whatever became of the delivery."""
+        delivery = self._deliveries[number]
+        if delivery.state == "waiting":
+            self._leave(delivery, "cancelled", delivery.changed_at)
+        self._dead.pop(number, None)
+        self._forget(number)
+
                 and where.event_type in (None, letter.event_type)
                 and where.why in (None, letter.why)
                 and where.delivery_id in (None, letter.delivery_id)
@@ -415,6 +492,7 @@ class MemoryStore(MemoryRegistry):
         before_attempts = now - round(retention.attempts * 1e6)
         rows_before = sum(map(len, self._attempts.values()))
         expired(
+        needed.update(self._fan_outs)
             (
                 number
                 for number, delivery in self._deliveries.items()

@@ -15,7 +15,9 @@ from gatepost.store.rows import (
     SUB_FIFO_FIRST,
     DeliveryFilter,
     EnqueueResult,
+    FanOut,
     LaneWant,
+    NewEvent,
     Node,
     Retention,
     RetryRow,
@@ -165,6 +167,94 @@ class QueueContract(ContractBase):
             assert sorted(row.event_id for row in found) == [event.event_id for event in events]
             await owner.settle(owner.done(*found))
             assert (await owner.store.totals()).waiting == 0
+
+    # -- fan-outs too large for one transaction
+
+    @staticmethod
+    def wide(owner: Owner, *first: int, key: str | None = None) -> tuple[NewEvent, FanOut]:
+        """An event with more targets than are stored with it, and its cursor."""
+        event = owner.event(*first, key=key)
+        cursor = FanOut(event.event_id, 0, event.tenant, event.type, 0, owner.now, max(first, default=0))
+        return replace(event, fan_out=cursor), cursor
+
+    async def test_a_fan_out_is_extended_until_it_is_done(self) -> None:
+        """Each portion adds rows that are as good as those stored with the event, and moves the cursor."""
+        async with self.owned() as owner:
+            event, cursor = self.wide(owner, 1, 2)
+            await owner.enqueue(event)
+            assert list(await owner.store.fan_outs([0], 10)) == [cursor]
+            later = owner.event(3, 4, 5).targets
+            assert await owner.store.extend(cursor, later[:2], 4)
+            assert list(await owner.store.fan_outs([0], 10)) == [cursor._replace(after=4)]
+            assert await owner.store.extend(cursor._replace(after=4), later[2:], None)
+            assert list(await owner.store.fan_outs([0], 10)) == []
+            for number, target in zip((1, 2, 3, 4, 5), (*event.targets, *later), strict=True):
+                [row] = await owner.rows(lane_of(number, 0))
+                assert row == (target.lane, target.due_at, target.delivery_id, event.event_id, 0, event.created_at, 0)
+            assert await owner.store.backlog_of(event.tenant) == 5
+            assert {(0, lane_of(number, 0)) for number in range(1, 6)} <= set(await owner.store.discover([0]))
+            page = await owner.store.deliveries(DeliveryFilter(event_id=event.event_id), None, 10)
+            assert len(page.items) == 5
+            [row] = await owner.rows(lane_of(5, 0))
+            await owner.settle(owner.dead(row))
+            letter = await owner.store.dead_letter(row.delivery_id)
+            assert letter is not None
+            assert letter.body == event.body
+
+    async def test_a_cursor_moves_once_from_where_it_stands(self) -> None:
+        """Of two that expand the same fan-out, one is refused and stores nothing; no endpoint gets an event twice."""
+        async with self.owned() as owner:
+            event, cursor = self.wide(owner)
+            await owner.enqueue(event)
+            portions = [owner.event(1, 2).targets for _ in range(4)]
+            moved = await asyncio.gather(*(owner.store.extend(cursor, targets, 2) for targets in portions))
+            assert sorted(moved) == [False, False, False, True]
+            assert [len(await owner.rows(lane_of(number, 0))) for number in (1, 2)] == [1, 1]
+            assert not await owner.store.extend(cursor._replace(event_id=cursor.event_id + 1), portions[0], None)
+            assert await owner.store.extend(cursor._replace(after=2), (), None), "nobody is left: the cursor just goes"
+            assert not await owner.store.extend(cursor._replace(after=2), portions[0], None)
+            assert (await owner.store.totals()).waiting == 2
+
+    async def test_fan_outs_are_listed_by_part_the_oldest_event_first(self) -> None:
+        """A tenant's events are expanded in their order."""
+        async with self.owned() as owner:
+            cursors = []
+            for number in range(4):
+                event, cursor = self.wide(owner, number + 1)
+                await owner.enqueue(event)
+                cursors.append(cursor)
+            assert list(await owner.store.fan_outs([0], 10)) == cursors
+            assert list(await owner.store.fan_outs([0], 2)) == cursors[:2]
+            assert list(await owner.store.fan_outs([], 10)) == []
+
+    async def test_a_repeated_event_begins_no_second_fan_out(self) -> None:
+        """Neither by its id nor by its key, also when the first one is done."""
+        async with self.owned() as owner:
+            event, cursor = self.wide(owner, 1, key="k")
+            await owner.enqueue(event)
+            again, _ = self.wide(owner, 1, key="k")
+            assert [result.duplicate for result in await owner.enqueue(event, again)] == [True, True]
+            assert list(await owner.store.fan_outs([0], 10)) == [cursor]
+            assert await owner.store.extend(cursor, (), None)
+            assert [result.duplicate for result in await owner.enqueue(event, again)] == [True, True]
+            assert list(await owner.store.fan_outs([0], 10)) == []
+
+    async def test_retention_keeps_an_event_until_its_fan_out_is_done(self) -> None:
+        """Its deliveries need the body, whenever they are made."""
+        async with self.owned() as owner:
+            event, cursor = self.wide(owner, 1)
+            await owner.enqueue(event)
+            await owner.settle(owner.done(*await owner.rows(lane_of(1, 0))))
+            owner.clock.advance(8 * DAY)
+            await self.maintain(owner)
+            assert event.event_id in await owner.store.load_events([event.event_id])
+            assert await owner.store.extend(cursor, owner.event(2).targets, None)
+            await self.maintain(owner)
+            assert event.event_id in await owner.store.load_events([event.event_id])
+            await owner.settle(owner.done(*await owner.rows(lane_of(2, 0))))
+            owner.clock.advance(8 * DAY)
+            await self.maintain(owner)
+            assert event.event_id not in await owner.store.load_events([event.event_id])
 
     # -- ownership
 

@@ -11,7 +11,8 @@ from itertools import repeat
 from typing import Any
 
 from gatepost.store.fingerprint import key_fingerprint
-from gatepost.store.rows import EnqueueResult, NewEvent, OutboxEvent
+from gatepost.store.rows import EnqueueResult, FanOut, NewEvent, OutboxEvent, Target
+from gatepost.store.sqlite import fan_out as fan_outs
 from gatepost.store.sqlite.bulk import insert, where_in
 from gatepost.store.sqlite.identity import FileIdentity
 from gatepost.store.sqlite.keys import KeyIndex
@@ -61,6 +62,27 @@ class Intake:
         if outbox:
             _DROP_OUTBOX.run(self._connection, outbox)
         return results
+
+    def extend(self, fan_out: FanOut, targets: Sequence[Target], after: int | None) -> bool:
+        """Add deliveries to an event and move its cursor; False when the cursor is somewhere else."""
+        connection = self._connection
+        born_at = fan_outs.move(connection, fan_out, after)
+        if born_at is None:
+            return False
+        deliveries: list[int] = []
+        history: list[int] = []
+        for lane, _, number, due_at in targets:
+            deliveries += (lane, due_at, number, fan_out.event_id, born_at)
+            history += (number, lane, due_at, fan_out.event_id)
+            if lane >> 8 not in self._tally.owners:
+                self._tally.own(connection, lane, fan_out.tenant)
+        _INSERT_DELIVERIES.run(connection, deliveries)
+        _INSERT_HISTORY.run(connection, history)
+        fan_outs.list_targets(connection, fan_out.event_id, targets)
+        lanes = [target.lane for target in targets]
+        self._listing.add([target.delivery_id for target in targets], lanes)
+        self._tally.wait(lanes)
+        return True
 
     def committed(self) -> None:
         """The transaction is durable."""
@@ -150,6 +172,7 @@ class Intake:
         _INSERT_EVENTS.run(self._connection, event_values)
         _INSERT_DELIVERIES.run(self._connection, delivery_values)
         _INSERT_HISTORY.run(self._connection, history_values)
+        fan_outs.begin(self._connection, [event.fan_out for event, _ in fresh if event.fan_out is not None])
         self._keys.add(keys)
         self._listing.add(ids, lanes)
         self._tally.count("events", len(fresh))

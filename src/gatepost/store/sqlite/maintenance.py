@@ -34,7 +34,8 @@ VACUUM_SHARE: Final = 0.25
 
 _EVENTS_END = "SELECT max(id) FROM (SELECT id FROM event WHERE id > ? AND id < ? ORDER BY id LIMIT ?)"
 _NOT_NEEDED = """
-NOT EXISTS (SELECT 1 FROM json_each(e.targets) AS t JOIN history AS h ON h.id = t.value
+NOT EXISTS (SELECT 1 FROM fan_out AS f WHERE f.event_id = e.id)
+ AND NOT EXISTS (SELECT 1 FROM json_each(e.targets) AS t JOIN history AS h ON h.id = t.value
  JOIN delivery AS d ON d.lane = h.lane AND d.due_at = h.at AND d.id = h.id WHERE h.state = 0)"""
 _EVENTS = f"SELECT e.id FROM event AS e WHERE e.id > ? AND e.id <= ? AND {_NOT_NEEDED} ORDER BY e.id LIMIT ?"  # noqa: S608
 _ENDED_END = "SELECT max(id) FROM (SELECT id FROM history WHERE id > ? AND id < ? ORDER BY id LIMIT ?)"

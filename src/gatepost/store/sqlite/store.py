@@ -28,6 +28,7 @@ from gatepost.store.rows import (
     DeliveryInfo,
     EnqueueResult,
     EventBody,
+    FanOut,
     Heartbeat,
     LaneRows,
     LaneStat,
@@ -45,8 +46,11 @@ from gatepost.store.rows import (
     SettleBatch,
     SettleResult,
     StoreTotals,
+    Target,
+    TenantPurge,
 )
 from gatepost.store.secretbox import SecretBox
+from gatepost.store.sqlite import fan_out as fan_outs
 from gatepost.store.sqlite import operate, reads, views
 from gatepost.store.sqlite.connection import connect, store_error
 from gatepost.store.sqlite.finder import NEWEST, find, matching
@@ -234,6 +238,16 @@ class SqliteStore(SqliteRegistry):
         return await self._hot.run(reads.load_events, ids)
 
     # -- owner writes
+
+    # -- fan-outs too large for one transaction
+
+    async def fan_outs(self, parts: Collection[int], limit: int) -> Sequence[FanOut]:
+        check_limit(limit)
+        return await self._hot.run(fan_outs.unfinished, limit) if PART in parts else ()
+
+    async def extend(self, fan_out: FanOut, targets: Sequence[Target], after: int | None) -> bool:
+        rows = 1 + len(targets)
+        return await self._writer.call(rows, self._work.extend, fan_out, targets, after)
 
     async def settle(self, batch: SettleBatch) -> SettleResult:
         rows = len(batch.done) + 2 * len(batch.retry) + 3 * len(batch.dead) + len(batch.attempts)

@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Sequence
 
 from gatepost.errors import StoreError
-from gatepost.store.rows import EnqueueResult, NewEvent, SettleBatch
+from gatepost.store.rows import EnqueueResult, FanOut, NewEvent, SettleBatch, Target
 from gatepost.store.sqlite.identity import FileIdentity
 from gatepost.store.sqlite.intake import Intake
 from gatepost.store.sqlite.keys import KeyIndex
@@ -56,6 +56,12 @@ class QueueWork(CallWork):
         self.keys.rolled_back()
         self.listing.rolled_back()
         self.intake.rolled_back()
+
+    def extend(self, _: sqlite3.Connection, fan_out: FanOut, targets: Sequence[Target], after: int | None) -> bool:
+        """Add deliveries to an event (see `Intake.extend`). Raises `StoreFull`, `StoreError`."""
+        self.identity.check()
+        self.space.check()
+        return self.intake.extend(fan_out, targets, after)
 
     def _enqueue(self, operations: Sequence[Operation]) -> list[Reply]:
         if not operations:
