@@ -167,6 +167,8 @@ class Tenant:
     """UTC microseconds."""
     limits: TenantLimits = TenantLimits()
     generation: int = 1
+    stopped_at: int | None = None
+    """Since when it is being erased (UTC microseconds): it takes no events and its deliveries do not start. None: it works."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,11 +117,18 @@ class Catalogue:
     def settings(self, number: int) -> EndpointSettings | None:
         """What the scheduler asks for; None for an endpoint that is not registered (any more)."""
         listed = self._by_number.get(number)
-        return None if listed is None else listed.settings
+        if listed is None:
+            return None
+        return replace(listed.settings, open=False) if self.stopped(listed.endpoint.tenant) else listed.settings
 
     def tenant(self, name: str) -> Tenant | None:
         """A tenant's record, None when it never got one."""
         return self._tenants.get(name)
+
+    def stopped(self, name: str) -> bool:
+        """The tenant is being erased: it takes no events, and its deliveries do not start."""
+        tenant = self._tenants.get(name)
+        return tenant is not None and tenant.stopped_at is not None
 
     def endpoints_of(self, tenant: str) -> Mapping[int, Listed]:
         """A tenant's endpoints by number."""
@@ -129,6 +136,8 @@ class Catalogue:
 
     def takers(self, tenant: str, event_type: str) -> Sequence[Listed]:
         """Who gets an event of this type, in order of number: paused and disabled endpoints too, their deliveries wait."""
+        if self.stopped(tenant):
+            return ()
         key = (tenant, event_type)
         found = self._matches.get(key)
         if found is None:
@@ -166,9 +175,7 @@ class Catalogue:
             if kind == "endpoint":
                 await self.refresh(record_id)
             elif kind == "tenant":
-                tenant = await self._registry.tenant(record_id)
-                if tenant is not None:
-                    self._tenants[tenant.name] = tenant
+                await self.refresh_tenant(record_id)
         self._cursor = cursor
         return len(changes)
 
@@ -179,6 +186,18 @@ class Catalogue:
             self._drop(Endpoint(id=endpoint_id, tenant="", url="").number)
         else:
             self._put(endpoint)
+
+    async def refresh_tenant(self, name: str) -> None:
+        """The same for a tenant's record."""
+        stopped = self.stopped(name)
+        tenant = await self._registry.tenant(name)
+        if tenant is None:
+            self._tenants.pop(name, None)
+        else:
+            self._tenants[name] = tenant
+        if stopped != self.stopped(name):
+            for number in list(self.endpoints_of(name)):
+                self._on_change(number)
 
     def _put(self, endpoint: Endpoint) -> None:
         known = self._by_number.get(endpoint.number)

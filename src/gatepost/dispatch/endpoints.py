@@ -289,6 +289,8 @@ class Endpoints:
 
     def _check_count(self, tenant: str) -> None:
         record = self._catalogue.tenant(tenant)
+        if record is not None and record.stopped_at is not None:
+            raise NotFound(f"tenant {tenant} is being erased: it gets no endpoints")
         most = None if record is None else record.limits.endpoints
         if most is not None and len(self._catalogue.endpoints_of(tenant)) >= most:
             raise LimitExceeded(

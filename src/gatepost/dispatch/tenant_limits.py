@@ -12,7 +12,7 @@ from gatepost.admission.rate import TokenBucket
 from gatepost.clock import Clock
 from gatepost.delivery.records import TenantLimits
 from gatepost.dispatch.catalogue import Catalogue
-from gatepost.errors import LimitExceeded
+from gatepost.errors import LimitExceeded, NotFound
 from gatepost.store.port import DeliveryStore
 
 BACKLOG_RELIED_ON_US: Final = 1_000_000
@@ -43,8 +43,13 @@ class TenantLimiter:
         self._uses: OrderedDict[str, _Use] = OrderedDict()
 
     async def check(self, tenant: str, size: int) -> None:
-        """Count an event of `size` bytes. Raises `LimitExceeded` saying which limit, and when to come back."""
+        """Count an event of `size` bytes.
+
+        Raises `LimitExceeded` saying which limit, and when to come back; `NotFound` for a tenant that is being erased.
+        """
         record = self._catalogue.tenant(tenant)
+        if record is not None and record.stopped_at is not None:
+            raise NotFound(f"tenant {tenant} is being erased: it takes no events")
         if record is None or record.limits == _UNLIMITED:
             return
         limits = record.limits

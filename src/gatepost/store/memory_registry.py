@@ -108,6 +108,20 @@ class MemoryRegistry:
         more = encode_cursor(found[limit - 1][0]) if len(found) > limit else None
         return Page([entry for _, entry in found[:limit]], more)
 
+    def _erase_records(self, tenant: str) -> tuple[int, int]:
+        """Remove everything that belongs to a tenant but the audit log; returns how many endpoints and API keys."""
+        endpoints = [one.id for one in self._endpoints.values() if one.tenant == tenant]
+        keys = [key.id for key in self._api_keys.values() if key.tenant == tenant]
+        for endpoint_id in endpoints:
+            del self._endpoints[endpoint_id]
+            self._changed(("endpoint", endpoint_id))
+        for key_id in keys:
+            del self._api_keys[key_id]
+            self._changed(("api_key", key_id))
+        if self._tenants.pop(tenant, None) is not None:
+            self._changed(("tenant", tenant))
+        return len(endpoints), len(keys)
+
     def _changed(self, change: Change) -> None:
         self._last_change += 1
         self._changes.pop(change, None)  # so that the record moves to the end

@@ -39,6 +39,7 @@ from gatepost.store.rows import (
     SettleResult,
     StoreTotals,
     Target,
+    TenantPurge,
 )
 
 
@@ -196,6 +197,12 @@ class DeliveryStore(Protocol):
 
     async def purge_dead(self, where: DeadFilter, limit: int) -> int:
         """Delete up to `limit` dead letters; returns how many."""
+        ...
+
+    async def purge_tenant(self, tenant: str, limit: int) -> TenantPurge:
+        """Erase up to `limit` rows of what a tenant ever sent: waiting deliveries, payloads, attempts, dead letters, outbox rows,
+        fan-outs, idempotency keys, learned states; then, when no row is left, its endpoints with their secrets, API keys and
+        the tenant's record. The caller stops the tenant first, and loops while `more`."""
         ...
 
     async def lane_stats(self, lanes: Collection[int], depth_cap: int = 10_000) -> Sequence[LaneStat]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 
+from gatepost.delivery.ids import ENDPOINT, encode_id
+from gatepost.delivery.records import ApiKey, Endpoint, Tenant
 from gatepost.store.rows import (
     SUB_BULK,
     SUB_HIGH,
@@ -12,10 +15,14 @@ from gatepost.store.rows import (
     DeliveryFilter,
     DeliveryInfo,
     Retention,
+    TenantPurge,
     lane_of,
 )
 from gatepost.testing.contract_queue import DAY, ContractBase
 from gatepost.testing.store_builder import SECOND, Owner
+
+ERASED = tuple(field.name for field in fields(TenantPurge) if field.name != "more")
+"""The counts of a `TenantPurge`, in its order."""
 
 
 class OperatorContract(ContractBase):
@@ -287,6 +294,54 @@ class OperatorContract(ContractBase):
             assert await owner.store.delivery(ids[1]) is None
             assert list(await owner.store.replay(DeadFilter(delivery_id=ids[1]), 0, 0, 1)) == []
             assert (await owner.store.totals()).dead == 3
+
+    # -- a tenant that goes
+
+    async def test_a_purged_tenant_leaves_nothing_and_others_lose_nothing(self) -> None:
+        """In chunks, until `more` is false: rows first, then its endpoints, keys and record."""
+        async with self.owned() as owner:
+            store = owner.store
+            for tenant, number in (("acme", 1), ("other", 2)):
+                await store.put_tenant(Tenant(tenant))
+                endpoint = Endpoint(encode_id(ENDPOINT, number), tenant, "https://example.com/")
+                await store.create_endpoint(endpoint)
+                await store.put_api_key(ApiKey(tenant, tenant.encode() * 8, tenant, "ci", 1))
+                events = [owner.event(number, tenant=tenant, key=f"k{n}", due_in=n // 3 * 60) for n in range(6)]
+                await owner.enqueue(*events, owner.event(tenant=tenant, key="nobody"))
+                await store.outbox_put([owner.outbox_event("o", tenant=tenant)])
+                done, dead, _ = await owner.rows(lane_of(number, 0))
+                await owner.settle(owner.done(done))
+                await owner.settle(owner.dead(dead))
+            _, cursor = await store.changes_since(0)
+            erased: list[TenantPurge] = []
+            while not erased or erased[-1].more:
+                erased.append(await store.purge_tenant("acme", 4))
+                assert len(erased) < 100
+            assert len(erased) > 2
+            total = [sum(getattr(purge, name) for purge in erased) for name in ERASED]
+            assert total == [6, 7, 2, 1, 1, 7, 1, 1]
+            changes, _ = await store.changes_since(cursor)
+            assert set(changes) == {("tenant", "acme"), ("endpoint", encode_id(ENDPOINT, 1)), ("api_key", "acme")}
+            again = await store.purge_tenant("acme", 4)
+            assert again == TenantPurge()
+
+            for where in (DeliveryFilter(tenant="acme"), DeliveryFilter(endpoint=1)):
+                assert await self.all_pages(owner, where) == []
+            assert await self.all_dead(owner, DeadFilter(tenant="acme")) == []
+            assert await store.backlog_of("acme") == 0
+            assert await owner.rows(lane_of(1, 0)) == []
+            assert (await store.tenant("acme"), await store.endpoint(encode_id(ENDPOINT, 1))) == (None, None)
+            assert [event.tenant for event in await store.outbox_peek(10)] == ["other"]
+            [result] = await owner.enqueue(owner.event(1, key="k0", body=b"new"))
+            assert (result.duplicate, result.conflict) == (False, False), "the key is free again"
+
+            assert len(await self.all_pages(owner, DeliveryFilter(tenant="other"))) == 6
+            assert len(await self.all_dead(owner, DeadFilter(tenant="other"))) == 1
+            assert await store.backlog_of("other") == 4
+            assert await store.endpoint(encode_id(ENDPOINT, 2)) is not None
+            assert [key.id for key in await store.api_keys()] == ["other"]
+            [result] = await owner.enqueue(owner.event(2, tenant="other", key="k0"))
+            assert result.duplicate
 
     # -- retention
 
