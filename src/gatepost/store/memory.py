@@ -9,18 +9,18 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from gatepost.clock import SYSTEM_CLOCK, Clock
 from gatepost.delivery.ids import NODES, id_time_us
 from gatepost.errors import StoreError
+from gatepost.store.memory_parts import MemoryParts
 from gatepost.store.memory_registry import MemoryRegistry
-from gatepost.store.node_list import NodeList
 from gatepost.store.paging import check_filter, check_limit, decode_numbers, encode_cursor
 from gatepost.store.port import StoreCapabilities
 from gatepost.store.rows import (
-    PART_LEASE,
     SUB_BULK,
     AttemptRow,
     DeadFilter,
@@ -35,7 +35,6 @@ from gatepost.store.rows import (
     LaneRows,
     LaneStat,
     LaneWant,
-    Lease,
     MaintenanceReport,
     NewEvent,
     Node,
@@ -49,16 +48,14 @@ from gatepost.store.rows import (
     RowKey,
     SettleBatch,
     SettleResult,
+    StoreTotals,
     Target,
     TenantPurge,
-    StoreTotals,
     endpoint_of,
     lane_of,
 )
 
 State = Literal["waiting", "delivered", "dead", "cancelled"]
-PART = 0
-"""One process owns everything, so there is one part."""
 
 
 @dataclass(slots=True)
@@ -76,16 +73,19 @@ class _Delivery:
 class MemoryStore(MemoryRegistry):
     """Both ports for one process, nothing durable."""
 
-    capabilities = StoreCapabilities(durability="memory", parts=1, shared=False)
-
-    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, clock: Clock = SYSTEM_CLOCK, *, parts: int = 1) -> None:
+        """`parts` above 1 lets several dispatchers of one process share it, each over a `peer`: what a fleet is tested with."""
         super().__init__()
+        self.capabilities = StoreCapabilities(durability="memory", parts=parts, shared=parts > 1)
         self._clock = clock
-        self._nodes = 0
-        self._closed = False
         self._events: dict[int, NewEvent] = {}
         self._keys: dict[tuple[str, str], int] = {}  # (tenant, idempotency key) to the first event
         self._deliveries: dict[int, _Delivery] = {}  # by delivery id
+        self._lanes: dict[int, list[Row]] = {}  # waiting rows by (due_at, delivery_id); never an empty list
+        self._backlog: dict[str, int] = {}
+        self._attempts: dict[int, list[AttemptRow]] = {}
+        self._dead: dict[int, DeadLetter] = {}
+        self._outbox: dict[int, OutboxEvent] = {}
         self._fan_outs: dict[int, FanOut] = {}  # by event id; unfinished ones
         self._parts = MemoryParts(clock, parts)
         self._outbox_watchers: list[asyncio.Event] = []
@@ -94,23 +94,24 @@ class MemoryStore(MemoryRegistry):
     def _connect(self) -> None:
         self._closed = False
         self._session = self._parts.open_session()
-        self._lanes: dict[int, list[Row]] = {}  # waiting rows by (due_at, delivery_id); never an empty list
-        self._backlog: dict[str, int] = {}
-        self._attempts: dict[int, list[AttemptRow]] = {}
-        self._dead: dict[int, DeadLetter] = {}
-        self._outbox: dict[int, OutboxEvent] = {}
         self._outbox_news = asyncio.Event()
         self._outbox_news.set()
-        self._owner: str | None = None
-        self._epoch = 0
-        self._lease_end = 0.0  # monotonic seconds
-        self._node_list = NodeList(clock)
+        self._outbox_watchers.append(self._outbox_news)
+
+    def peer(self) -> MemoryStore:
+        """The same store as another process sees it: with a session of its own, to be closed by itself."""
+        other = copy(self)  # the tables are shared: none of them is ever replaced, and no number is kept beside them
+        other._connect()  # noqa: SLF001 - another of our own
+        return other
+
+    def lose_session(self) -> None:
+        """What a crash or a cut connection looks like to the others; the next heartbeat opens a new one."""
+        self._session.lose()
 
     # -- producers
 
     async def new_node(self) -> int:
-        self._nodes = (self._nodes + 1) % NODES
-        return self._nodes
+        return self._parts.next_number(NODES)
 
     async def enqueue(self, batch: Sequence[NewEvent]) -> Sequence[EnqueueResult]:
         self._check_open()
@@ -132,13 +133,13 @@ class MemoryStore(MemoryRegistry):
             self._outbox.pop(event.outbox_id, None)
         return EnqueueResult(event.event_id, duplicate=False, conflict=False)
 
-    def _refused(self, event: NewEvent, first: int, *, conflict: bool) -> EnqueueResult:
     def _add_targets(self, event: NewEvent, targets: Sequence[Target]) -> None:
         for target in targets:
             row = Row(target.lane, target.due_at, target.delivery_id, event.event_id, 0, event.created_at, target.part)
             self._deliveries[row.delivery_id] = _Delivery(row, event.tenant, "waiting", id_time_us(row.delivery_id))
             self._wait(row)
 
+    def _refused(self, event: NewEvent, first: int, *, conflict: bool) -> EnqueueResult:
         if event.outbox_id is not None and not conflict:
             self._outbox.pop(event.outbox_id, None)
         return EnqueueResult(first, duplicate=not conflict, conflict=conflict)
@@ -147,7 +148,8 @@ class MemoryStore(MemoryRegistry):
         self._check_open()
         for event in events:
             self._outbox.setdefault(event.event_id, replace(event, outbox_id=event.event_id))
-        self._outbox_news.set()
+        for watcher in self._outbox_watchers:
+            watcher.set()
 
     async def outbox_peek(self, limit: int) -> Sequence[OutboxEvent]:
         check_limit(limit)
@@ -165,39 +167,28 @@ class MemoryStore(MemoryRegistry):
 
     async def heartbeat(self, node: Node, held: Mapping[int, int], want: int) -> Heartbeat:
         self._check_open()
-        now = self._clock.monotonic()
-        mine = self._owner == node.name and held.get(PART) == self._epoch
-        if not mine and want > 0 and (self._owner in (None, node.name) or now >= self._lease_end):
-            self._owner, self._epoch, mine = node.name, self._epoch + 1, True
-        if mine:
-            self._lease_end = now + PART_LEASE
-        leases = {PART: Lease(self._epoch, PART_LEASE)} if mine else {}
-        lost = frozenset(part for part, epoch in held.items() if part not in leases or leases[part].epoch != epoch)
-        self._node_list.seen(node)
-        return Heartbeat(leases, lost, self._clock.wall_us(), self._node_list.alive(self._owner))
+        return self._parts.beat(self._session, node, held, want)
 
     async def parts(self) -> Sequence[PartInfo]:
-        left = 0.0 if self._owner is None else max(0.0, self._lease_end - self._clock.monotonic())
-        return [PartInfo(PART, self._owner, self._epoch, left)]
+        return self._parts.parts()
 
     async def nodes(self) -> Sequence[NodeInfo]:
-        return self._node_list.alive(self._owner)
+        return self._parts.nodes()
 
     async def poke(self, pokes: Collection[Poke]) -> None:
-        """Nobody to tell: one process owns everything."""
+        self._parts.poke(self._session, pokes)
 
     async def wait_pokes(self) -> Sequence[Poke]:
-        await asyncio.get_running_loop().create_future()  # nobody else pokes
-        return ()
+        return await self._session.wait()
 
     async def release(self, parts: Mapping[int, int]) -> None:
-        if parts.get(PART) == self._epoch:
-            self._owner = None
+        self._check_open()
+        self._parts.release(parts)
 
     # -- owner reads
 
     async def discover(self, parts: Collection[int]) -> Sequence[tuple[int, int]]:
-        return [(PART, lane) for lane in self._lanes] if PART in parts else []
+        return [(rows[0].part, lane) for lane, rows in self._lanes.items() if rows[0].part in parts]
 
     async def peek(self, wants: Sequence[LaneWant], now: int) -> Sequence[LaneRows]:
         self._check_open()
@@ -208,6 +199,15 @@ class MemoryStore(MemoryRegistry):
         rows: list[Row] = []
         for at in range(bisect_left(lane, (want.lane, want.low_water)), len(lane)):
             row = lane[at]
+            if row.due_at > now or len(rows) == want.limit:
+                return LaneRows(want.lane, rows, row.due_at)
+            rows.append(row)
+        return LaneRows(want.lane, rows, None)
+
+    async def load_events(self, ids: Collection[int]) -> Mapping[int, EventBody]:
+        found = (self._events[event_id] for event_id in ids if event_id in self._events)
+        return {e.event_id: EventBody(e.event_id, e.tenant, e.type, e.content_type, e.body) for e in found}
+
     # -- fan-outs too large for one transaction
 
     async def fan_outs(self, parts: Collection[int], limit: int) -> Sequence[FanOut]:
@@ -225,20 +225,11 @@ class MemoryStore(MemoryRegistry):
             self._fan_outs[fan_out.event_id] = fan_out._replace(after=after)
         return True
 
-            if row.due_at > now or len(rows) == want.limit:
-                return LaneRows(want.lane, rows, row.due_at)
-            rows.append(row)
-        return LaneRows(want.lane, rows, None)
-
-    async def load_events(self, ids: Collection[int]) -> Mapping[int, EventBody]:
-        found = (self._events[event_id] for event_id in ids if event_id in self._events)
-        return {e.event_id: EventBody(e.event_id, e.tenant, e.type, e.content_type, e.body) for e in found}
-
     # -- owner writes
 
     async def settle(self, batch: SettleBatch) -> SettleResult:
         self._check_open()
-        fenced = frozenset(part for part, epoch in batch.epochs.items() if epoch != self._epoch)
+        fenced = frozenset(part for part, epoch in batch.epochs.items() if epoch != self._parts.epoch(part))
         for done in batch.done:
             if (delivery := self._at(done.key)) is not None:
                 self._leave(delivery, "delivered", delivery.changed_at)
@@ -376,10 +367,10 @@ class MemoryStore(MemoryRegistry):
                     (),
                 )
             lane, due = lane_of(letter.endpoint, SUB_BULK), first_due + place * spacing_us
-            delivery.row = Row(lane, due, letter.delivery_id, letter.event_id, 0, due, PART)
+            delivery.row = Row(lane, due, letter.delivery_id, letter.event_id, 0, due, delivery.row.part)
             delivery.state, delivery.changed_at = "waiting", id_time_us(letter.delivery_id)
             self._wait(delivery.row)
-            moved.append((PART, lane, due))
+            moved.append((delivery.row.part, lane, due))
         return moved
 
     async def purge_dead(self, where: DeadFilter, limit: int) -> int:
@@ -399,6 +390,15 @@ class MemoryStore(MemoryRegistry):
                 for letter in self._dead.values()
                 if where.tenant in (None, letter.tenant)
                 and where.endpoint in (None, letter.endpoint)
+                and where.event_type in (None, letter.event_type)
+                and where.why in (None, letter.why)
+                and where.delivery_id in (None, letter.delivery_id)
+                and (where.died_from is None or letter.died_at >= where.died_from)
+                and (where.died_before is None or letter.died_at < where.died_before)
+            ),
+            key=lambda letter: (letter.died_at, letter.delivery_id),
+        )
+
     async def purge_tenant(self, tenant: str, limit: int) -> TenantPurge:
         self._check_open()
         check_limit(limit)
@@ -443,15 +443,6 @@ class MemoryStore(MemoryRegistry):
         self._dead.pop(number, None)
         self._forget(number)
 
-                and where.event_type in (None, letter.event_type)
-                and where.why in (None, letter.why)
-                and where.delivery_id in (None, letter.delivery_id)
-                and (where.died_from is None or letter.died_at >= where.died_from)
-                and (where.died_before is None or letter.died_at < where.died_before)
-            ),
-            key=lambda letter: (letter.died_at, letter.delivery_id),
-        )
-
     async def lane_stats(self, lanes: Collection[int], depth_cap: int = 10_000) -> Sequence[LaneStat]:
         waiting = {lane: self._lanes.get(lane, ()) for lane in lanes}
         return [
@@ -492,7 +483,6 @@ class MemoryStore(MemoryRegistry):
         before_attempts = now - round(retention.attempts * 1e6)
         rows_before = sum(map(len, self._attempts.values()))
         expired(
-        needed.update(self._fan_outs)
             (
                 number
                 for number, delivery in self._deliveries.items()
@@ -502,6 +492,7 @@ class MemoryStore(MemoryRegistry):
         )
         before_events = now - round(retention.events * 1e6)
         needed = {delivery.row.event_id for delivery in self._deliveries.values() if delivery.state == "waiting"}
+        needed.update(self._fan_outs)
         events = expired(
             (number for number in self._events if id_time_us(number) < before_events and number not in needed),
             self._forget_event,
@@ -515,6 +506,7 @@ class MemoryStore(MemoryRegistry):
 
     async def aclose(self) -> None:
         self._closed = True
+        self._parts.end_session(self._session)
 
     # -- helpers
 

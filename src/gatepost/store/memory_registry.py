@@ -23,10 +23,9 @@ class MemoryRegistry:
         self._api_keys: dict[str, ApiKey] = {}
         self._audit: list[AuditEntry] = []
         self._changes: dict[Change, int] = {}  # record to the number of its last change, in order of that number
-        self._last_change = 0
 
     async def changes_since(self, cursor: int) -> tuple[Sequence[Change], int]:
-        return [change for change, number in self._changes.items() if number > cursor], self._last_change
+        return [change for change, number in self._changes.items() if number > cursor], self._last_change()
 
     async def tenant(self, name: str) -> Tenant | None:
         return self._tenants.get(name)
@@ -123,6 +122,9 @@ class MemoryRegistry:
         return len(endpoints), len(keys)
 
     def _changed(self, change: Change) -> None:
-        self._last_change += 1
+        number = self._last_change() + 1
         self._changes.pop(change, None)  # so that the record moves to the end
-        self._changes[change] = self._last_change
+        self._changes[change] = number
+
+    def _last_change(self) -> int:
+        return next(reversed(self._changes.values()), 0)

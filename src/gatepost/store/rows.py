@@ -110,6 +110,12 @@ class OutboxEvent:
 
 PART_LEASE: Final = 30.0
 """Seconds a part stays with its owner after a heartbeat: three missed beats of 8 s, and time to stop starting."""
+STRICT_AFTER_EXPIRY: Final = 1.0
+"""Seconds that FIFO lanes of a part wait after it was taken because its lease ran out: its owner stopped starting a margin
+before, and what it had in flight on such lanes has ended by the end of the lease."""
+SESSION_SETTLED: Final = 5.0
+"""Seconds a session must have lasted before its node takes parts of nodes without one: after a restart of the database all
+sessions are new, and their owners are on their way back."""
 
 
 class Lease(NamedTuple):
