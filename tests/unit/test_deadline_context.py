@@ -516,6 +516,7 @@ def test_a_context_that_outlives_a_scope_keeps_no_task_alive() -> None:
 def test_the_public_names_are_exactly_these() -> None:
     """Users import them from the package."""
     wanted = {"deadline", "remaining", "timeout_for", "check", "shield", "current", "propagate"}
+    wanted |= {"no_deadline", "run_to_completion", "COUNTERS", "Counters", "Metric"}
     values = {"Deadline", "DeadlineExceeded", "DeadlinePolicy", "Limit", "Problem", "ProblemKind"}
     assert wanted | values == set(gatepost.deadline.__all__)
 

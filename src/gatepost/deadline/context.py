@@ -7,43 +7,35 @@ never swallows or renames a cancellation that came from elsewhere. Called by app
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextvars import ContextVar, Token, copy_context
-from dataclasses import dataclass
+from contextvars import Context, ContextVar, Token, copy_context
 from types import TracebackType
-from typing import Any, Final, ParamSpec, TypeVar, cast
+from typing import Any, ClassVar, Final, Generic, NamedTuple, ParamSpec, TypeVar, cast
 
 from gatepost.clock import SYSTEM_CLOCK, Clock
+from gatepost.deadline.cut import Cut, current_owner, new_cut
+from gatepost.deadline.metrics import COUNTERS, Metric
 from gatepost.deadline.policy import DEFAULT_POLICY, DeadlinePolicy
-from gatepost.deadline.value import Deadline, check_cap, check_seconds
+from gatepost.deadline.value import NANOSECONDS, Deadline, DeadlineExceeded, Limit, check_cap, check_seconds
 
 P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
+D = TypeVar("D", Deadline, None)
 
 
-@dataclass(slots=True, eq=False)
-class _Cutter:
-    """An async scope that will cancel `task`: kept where `shield` finds it.
-
-    Emptied when the scope ends, because contexts of tasks and timers that outlive it keep a copy of the frame.
-    """
-
-    task: asyncio.Task[Any] | None
-    timeout: asyncio.Timeout | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Frame:
-    """What a context inherits."""
+class _Frame(NamedTuple):
+    """What a context inherits: the deadline, and the cuts of the scopes around, which `shield` must find."""
 
     deadline: Deadline | None
-    cutters: tuple[_Cutter, ...]
+    cuts: tuple[Cut, ...]
 
+
+ENTERED_ONCE: Final = "a deadline scope is entered once; write deadline(…) anew, or use it as a decorator"
 
 _OUTSIDE: Final = _Frame(None, ())
 _frame: ContextVar[_Frame] = ContextVar("gatepost_deadline", default=_OUTSIDE)
@@ -56,7 +48,7 @@ def current() -> Deadline | None:
 
 def remaining() -> float | None:
     """Seconds left, at least 0.0; None when there is no deadline. Ask `current().remaining()` for how far it is past."""
-    in_force = current()
+    in_force = _frame.get().deadline
     return None if in_force is None else max(0.0, in_force.remaining())
 
 
@@ -67,18 +59,26 @@ def timeout_for(
 
     Always above 0: raises `DeadlineExceeded` when less than `policy.min_useful` would be left. `cap` without a deadline.
     """
-    in_force = current()
+    in_force = _frame.get().deadline
     if in_force is None:
         check_cap(cap, reserve)
         return cap
-    return in_force.timeout_for(cap, reserve, where=where, policy=policy)
+    try:
+        return in_force.timeout_for(cap, reserve, where=where, policy=policy)
+    except DeadlineExceeded as error:
+        COUNTERS.count(Metric.EXCEEDED, error.where)
+        raise
 
 
 def check(need: float = 0.0, *, where: str = "handler") -> None:
     """Raise `DeadlineExceeded` when fewer than `need` seconds are left: put it before work whose result nobody would see."""
-    in_force = current()
+    in_force = _frame.get().deadline
     if in_force is not None:
-        in_force.check(need, where=where)
+        try:
+            in_force.check(need, where=where)
+        except DeadlineExceeded as error:
+            COUNTERS.count(Metric.EXCEEDED, error.where)
+            raise
 
 
 def propagate(function: Callable[P, R]) -> Callable[P, R]:
@@ -100,82 +100,100 @@ def propagate(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-class _Scope(ABC):
-    """What `deadline` and `shield` have in common: entering, leaving, cutting, and use as a decorator."""
+def detached_context() -> Context:
+    """A copy of the current context without a deadline: for a task that outlives the request that happens to start it."""
+    context = copy_context()
+    context.run(_frame.set, _OUTSIDE)
+    return context
 
-    __slots__ = ("_cutter", "_deadline", "_name", "_paused", "_token")
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._deadline: Deadline | None = None
-        self._token: Token[_Frame] | None = None
-        self._cutter: _Cutter | None = None
-        self._paused: list[tuple[_Cutter, float]] = []
+class Scope(ABC, Generic[D]):
+    """What `deadline`, `shield` and the ways out have in common: entering, leaving, cutting, and use as a decorator."""
+
+    __slots__ = ("_cut", "_entered", "_held", "_inside", "_name", "_token")
+
+    _shields: ClassVar[bool] = False
+    """Whether the scopes around may not cut the body."""
+    _name: str
+    _entered: bool
+    _inside: D
+    _token: Token[_Frame]
+    _cut: Cut | None
+    _held: list[Cut] | None
 
     @abstractmethod
-    def _open(self, outer: _Frame) -> Deadline:
+    def _open(self, outer: Deadline | None) -> D:
         """The deadline inside; says in subclasses what `outer` means for it."""
 
     @abstractmethod
-    def _again(self, name: str) -> _Scope:
+    def _again(self, name: str) -> Scope[D]:
         """A fresh scope of the same kind, for each call of a decorated function."""
 
-    def __enter__(self) -> Deadline:
-        self._refuse_second_use()
+    def __enter__(self) -> D:
+        if self._entered:
+            raise RuntimeError(ENTERED_ONCE)
+        self._entered = True
         outer = _frame.get()
-        self._deadline = self._open(outer)
-        self._token = _frame.set(_Frame(self._deadline, outer.cutters))
-        return self._deadline
+        inside = self._inside = self._open(outer.deadline)
+        if self._shields and outer.cuts:
+            self._hold(outer.cuts)
+        self._token = _frame.set(_Frame(inside, outer.cuts))
+        return inside
 
     def __exit__(self, *_error: object) -> None:
-        self._close()
+        self._restore()
 
-    async def __aenter__(self) -> Deadline:
-        self._refuse_second_use()
+    async def __aenter__(self) -> D:
+        if self._entered:
+            raise RuntimeError(ENTERED_ONCE)
+        self._entered = True
         outer = _frame.get()
-        task = asyncio.current_task()
-        if task is None:
-            raise RuntimeError("an async deadline scope needs a running task; use `with` in plain functions")
-        inside = self._open(outer)
-        self._deadline = inside
-        timeout = asyncio.timeout_at(asyncio.get_running_loop().time() + inside.remaining())
-        await timeout.__aenter__()
-        self._cutter = _Cutter(task, timeout)
-        self._token = _frame.set(_Frame(inside, (*outer.cutters, self._cutter)))
+        cuts: tuple[Cut, ...] = outer.cuts
+        inside = self._inside = self._open(outer.deadline)
+        if inside is not None:
+            self._cut = new_cut(inside.remaining(), shielded=self._shields and _being_cancelled(cuts))
+        if self._shields and cuts:
+            self._hold(cuts)
+        self._token = _frame.set(_Frame(inside, cuts if self._cut is None else (*cuts, self._cut)))
         return inside
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        assert self._cutter is not None
-        assert self._deadline is not None
-        timeout = self._cutter.timeout
-        assert timeout is not None
-        self._close()
-        try:
-            # Raises only when the cancellation it sees is its own and no other is pending.
-            await timeout.__aexit__(kind, error, traceback)
-        except TimeoutError:
-            raise self._deadline.exceeded(self._name or "scope") from error
+        self._restore()
+        if self._cut is not None and self._cut.close(kind, error, traceback):
+            assert self._inside is not None
+            where = self._name or "scope"
+            COUNTERS.count(Metric.EXCEEDED, where)
+            raise self._inside.exceeded(where) from error
 
-    def _close(self) -> None:
-        if self._cutter is not None:
-            self._cutter.task = self._cutter.timeout = None
-        assert self._token is not None
+    def stop_cutting(self) -> None:
+        """Let the body of an `async with` scope go on past its time; `remaining()` stays as it is. For servers that have
+        begun to answer."""
+        if self._cut is not None:
+            self._cut.hold()
+
+    def cut_now(self) -> None:
+        """Cut the body of an `async with` scope at the next turn of the loop, as if its time were up."""
+        if self._cut is not None:
+            self._cut.now()
+
+    def _restore(self) -> None:
         try:
             _frame.reset(self._token)
         except ValueError:
             # Left in another context than it was entered in, as generators do that a framework finishes elsewhere:
             # this context never saw the scope, so there is nothing to put back.
             pass
-        paused, self._paused = self._paused, []
-        for cutter, when in paused:
-            if cutter.timeout is not None:  # else it ended before its shield did, in a generator left half way
-                cutter.timeout.reschedule(when)  # one whose time has come meanwhile cuts at the next await
+        if self._held is not None:
+            held, self._held = self._held, None
+            for cut in held:
+                cut.resume()  # one whose time has come meanwhile cuts at the next await
 
-    def _refuse_second_use(self) -> None:
-        if self._deadline is not None:
-            raise RuntimeError("a deadline scope is entered once; write deadline(…) anew, or use it as a decorator")
+    def _hold(self, cuts: tuple[Cut, ...]) -> None:
+        owner = current_owner()
+        # Other tasks' scopes keep their promise; one that has fired has done its cutting.
+        self._held = [cut for cut in cuts if cut.owner is not None and cut.owner == owner and cut.hold()]
 
     def __call__(self, function: F) -> F:
         """Decorate a function or coroutine function: each call gets a scope of its own."""
@@ -199,77 +217,100 @@ class _Scope(ABC):
         return cast(F, bounded)
 
 
-class deadline(_Scope):  # noqa: N801 - used like a function, as `contextlib` and `asyncio.timeout` are
+class deadline(Scope[Deadline]):  # noqa: N801 - used like a function, as `contextlib` and `asyncio.timeout` are
     """A scope that must be done in `limit` seconds, or by a `Deadline`: `with`, `async with`, or a decorator.
 
     ```
     with deadline(2.0, name="render") as d: ...       # sets the value; leaving never raises
     async with deadline(2.0): ...                     # also cuts: DeadlineExceeded at the end of the block
+    with deadline(until=clock.monotonic() + 2): ...   # an instant of the monotonic clock in seconds
     @deadline(2.0)                                    # each call has 2 s; works for both kinds of function
     ```
     Time counts from entering. Inside another scope the earlier limit holds. `clock` is for tests; without it the
     surrounding scope's clock is used, else the system's. Raises `ValueError` for negative, NaN and infinite numbers.
     """
 
-    __slots__ = ("_clock", "_limit")
+    __slots__ = ("_clock", "_limit", "_until")
 
-    def __init__(self, limit: float | Deadline, *, name: str = "", clock: Clock | None = None) -> None:
-        super().__init__(name)
-        if not isinstance(limit, Deadline):
-            check_seconds(limit)  # here, where the bad number stands, not where the scope is entered
+    def __init__(
+        self,
+        limit: float | Deadline | None = None,
+        *,
+        until: float | None = None,
+        name: str = "",
+        clock: Clock | None = None,
+    ) -> None:
+        # Here, where the bad number stands, not where the scope is entered.
+        if limit is None:
+            if until is None:
+                raise TypeError("deadline() needs seconds, a Deadline, or until=")
+            _check_instant(until)
+        elif until is not None:
+            raise TypeError("deadline() takes seconds or until=, not both")
+        elif not isinstance(limit, Deadline):
+            check_seconds(limit)
         self._limit = limit
+        self._until = until
         self._clock = clock
+        self._name = name
+        self._entered = False
+        self._cut = None
+        self._held = None
 
-    def _open(self, outer: _Frame) -> Deadline:
+    def _open(self, outer: Deadline | None) -> Deadline:
         limit = self._limit
-        if not isinstance(limit, Deadline):
-            limit = Deadline.after(limit, name=self._name, clock=_clock_for(self._clock, outer))
-        return limit.within(outer.deadline)
+        if isinstance(limit, Deadline):
+            return limit.within(outer)
+        clock = self._clock
+        if clock is None:
+            clock = SYSTEM_CLOCK if outer is None else outer.clock
+        if limit is None:
+            assert self._until is not None
+            return Deadline.until(round(self._until * NANOSECONDS), name=self._name, clock=clock).within(outer)
+        expires_ns = clock.monotonic_ns() + round(limit * NANOSECONDS)
+        inside = Deadline(expires_ns, (Limit(self._name, limit, expires_ns),), clock)
+        return inside if outer is None else inside.within(outer)
 
     def _again(self, name: str) -> deadline:
-        return deadline(self._limit, name=name, clock=self._clock)
+        return deadline(self._limit, until=self._until, name=name, clock=self._clock)
 
 
-class shield(_Scope):  # noqa: N801 - as above
+class shield(Scope[Deadline]):  # noqa: N801 - as above
     """A scope with its own budget of `max` seconds whatever surrounds it: for cleaning up, audits and background work.
 
     Never unlimited. Enclosing async scopes of the same task do not cut it; one that ran out meanwhile does so when the
-    shield ends. Cancellations from elsewhere pass as ever. Used like `deadline`.
+    shield ends. Cancellations from elsewhere pass as ever, except on trio in an `async with shield` that is opened after
+    the cut: there they wait for its end, since trio would cancel its every await otherwise. Used like `deadline`.
     """
 
     __slots__ = ("_clock", "_max")
+    _shields = True
 
     def __init__(self, max: float, *, name: str = "shield", clock: Clock | None = None) -> None:  # noqa: A002
-        super().__init__(name)
         check_seconds(max)
         self._max = max
         self._clock = clock
+        self._name = name
+        self._entered = False
+        self._cut = None
+        self._held = None
 
-    def _open(self, outer: _Frame) -> Deadline:
-        if outer.cutters:
-            task = _current_task()
-            for cutter in outer.cutters:
-                timeout = cutter.timeout
-                # An expired one has done its cutting; one without time is held by another shield already.
-                if timeout is not None and cutter.task is task and not timeout.expired():
-                    when = timeout.when()
-                    if when is not None:
-                        timeout.reschedule(None)
-                        self._paused.append((cutter, when))
-        return Deadline.after(self._max, name=self._name, clock=_clock_for(self._clock, outer))
+    def _open(self, outer: Deadline | None) -> Deadline:
+        clock = self._clock
+        if clock is None:
+            clock = SYSTEM_CLOCK if outer is None else outer.clock
+        return Deadline.after(self._max, name=self._name, clock=clock)
 
     def _again(self, name: str) -> shield:
         return shield(self._max, name=name, clock=self._clock)
 
 
-def _clock_for(given: Clock | None, outer: _Frame) -> Clock:
-    if given is not None:
-        return given
-    return SYSTEM_CLOCK if outer.deadline is None else outer.deadline.clock
+def _being_cancelled(cuts: tuple[Cut, ...]) -> bool:
+    return any(cut.fired and cut.owner is not None for cut in cuts)
 
 
-def _current_task() -> asyncio.Task[Any] | None:
-    try:
-        return asyncio.current_task()
-    except RuntimeError:  # no loop runs in this thread
-        return None
+def _check_instant(until: float) -> None:
+    if isinstance(until, bool) or not isinstance(until, int | float):
+        raise TypeError(f"until={until!r}: write an instant of the monotonic clock in seconds")
+    if not math.isfinite(until):
+        raise ValueError(f"until={until!r}: write a finite instant; for no deadline, open no scope")
