@@ -60,6 +60,7 @@ from gatepost.store.sqlite.keycheck import check_keys
 from gatepost.store.sqlite.lock import FileLock
 from gatepost.store.sqlite.maintenance import Maintenance
 from gatepost.store.sqlite.meta import next_node
+from gatepost.store.sqlite.purge import Purge
 from gatepost.store.sqlite.reader import ReaderThread
 from gatepost.store.sqlite.registry import SqliteRegistry
 from gatepost.store.sqlite.schema import prepare
@@ -94,6 +95,7 @@ class SqliteStore(SqliteRegistry):
         self._lock = lock
         self._work = work
         self._maintenance = Maintenance(writer, lists, work)
+        self._purge = Purge(writer, lists, work)
         self._owner: str | None = None
         self._epoch = epoch
         self._lease_end = 0.0  # monotonic seconds
@@ -237,8 +239,6 @@ class SqliteStore(SqliteRegistry):
     async def load_events(self, ids: Collection[int]) -> Mapping[int, EventBody]:
         return await self._hot.run(reads.load_events, ids)
 
-    # -- owner writes
-
     # -- fan-outs too large for one transaction
 
     async def fan_outs(self, parts: Collection[int], limit: int) -> Sequence[FanOut]:
@@ -248,6 +248,8 @@ class SqliteStore(SqliteRegistry):
     async def extend(self, fan_out: FanOut, targets: Sequence[Target], after: int | None) -> bool:
         rows = 1 + len(targets)
         return await self._writer.call(rows, self._work.extend, fan_out, targets, after)
+
+    # -- owner writes
 
     async def settle(self, batch: SettleBatch) -> SettleResult:
         rows = len(batch.done) + 2 * len(batch.retry) + 3 * len(batch.dead) + len(batch.attempts)
@@ -313,6 +315,9 @@ class SqliteStore(SqliteRegistry):
             if purged:
                 return purged
         return 0
+
+    async def purge_tenant(self, tenant: str, limit: int) -> TenantPurge:
+        return await self._purge.run(tenant, limit)
 
     async def lane_stats(self, lanes: Collection[int], depth_cap: int = 10_000) -> Sequence[LaneStat]:
         return await self._lists.run(reads.lane_stats, self._work.tally, lanes, depth_cap)
