@@ -16,6 +16,10 @@ EPOCH_MS: Final = 1_735_689_600_000
 NODE_BITS: Final = 12
 SEQUENCE_BITS: Final = 10
 NODES: Final = 1 << NODE_BITS
+SCATTER_BITS: Final = NODE_BITS + SEQUENCE_BITS
+SCATTER_MASK: Final = (1 << SCATTER_BITS) - 1
+SCATTER_STEP: Final = (1 << NODE_BITS) - 1
+"""A step within a millisecond: a thousand events fit in one, and another process hardly steps on the same numbers."""
 ENDPOINT_BITS: Final = 55
 NUMBER_BITS: Final = 63
 """What a signed column of a database holds; 13 letters could say 65."""
@@ -51,6 +55,31 @@ class IdSource:
         return (
             ((last >> SEQUENCE_BITS) << (NODE_BITS + SEQUENCE_BITS)) | self._node | (last & ((1 << SEQUENCE_BITS) - 1))
         )
+
+
+class ScatteredIds:
+    """Numbers for writers that no store has given a node: 41 bits of milliseconds and 22 random ones, rising in this process.
+
+    Two processes may draw the same number: whoever stores it must refuse the second one, which then takes the next number.
+    Not for several threads at once.
+    """
+
+    __slots__ = ("_clock", "_entropy", "_last")
+
+    def __init__(self, clock: Clock, entropy: Entropy) -> None:
+        self._clock = clock
+        self._entropy = entropy
+        self._last = 0
+
+    def next(self) -> int:
+        """The next number."""
+        random = int.from_bytes(self._entropy.token(3), "big")
+        number = (self._clock.wall_us() // 1_000 - EPOCH_MS) << SCATTER_BITS | random & SCATTER_MASK
+        # Within a millisecond, and when the clock steps back, a random step up: events keep the order of their publishing.
+        if number <= self._last:
+            number = self._last + 1 + (random & SCATTER_STEP)
+        self._last = number
+        return number
 
 
 def id_time_us(number: int) -> int:

@@ -34,7 +34,7 @@ from gatepost.dispatch.moves import Moves
 from gatepost.dispatch.new_event import MAX_PAYLOAD, EventDraft, draft_event
 from gatepost.dispatch.notices import Notices
 from gatepost.dispatch.operations import DeadLetters, Deliveries
-from gatepost.dispatch.publisher import refuse_connection
+from gatepost.dispatch.publisher import outbox_event, outbox_receipt
 from gatepost.dispatch.round import SchedulerLimits
 from gatepost.dispatch.scheduler import LaneScheduler, SchedulerStatistics
 from gatepost.dispatch.settle import Result, SettleBuffer
@@ -48,6 +48,7 @@ from gatepost.net.client import DispatchClient
 from gatepost.net.proxy import ProxyConfig
 from gatepost.net.resolver import Resolver
 from gatepost.store.open import open_store
+from gatepost.store.outbox.transactional import TransactionalOutbox
 from gatepost.store.port import Store
 from gatepost.store.rows import EnqueueResult, Node, OutboxEvent, Retention, Row
 from gatepost.telemetry import Observer
@@ -206,14 +207,14 @@ class Dispatcher:
             self.lag,
             self._notices,
             self._take_outbox,
-            grace=self.settings.grace,
             self._expand,
+            grace=self.settings.grace,
             attempt_budget=client.policy.attempt_budget,
         )
         self._limiter = TenantLimiter(store, self._catalogue, clock)
-        self._intake: Intake | None = None
         self._transactional = TransactionalOutbox(clock, entropy)
         self._fan_outs: FanOuts | None = None
+        self._intake: Intake | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
         self.endpoints: Final = Endpoints(
@@ -283,7 +284,6 @@ class Dispatcher:
         self._fan_outs = FanOuts(
             self.store,
             self._catalogue,
-            self._bodies,
             ids,
             self._owned_parts,
             self._hand_over,
@@ -295,6 +295,7 @@ class Dispatcher:
         self._intake = Intake(
             self.store,
             self._fan_outs,
+            self._bodies,
             ids,
             self._limiter,
             self._store_time,
@@ -324,8 +325,11 @@ class Dispatcher:
         is high, normal or bulk, `not_before` a time with its zone or seconds since 1970. Raises `TypeError` or `ValueError` for
         what cannot be published (`PayloadTooLarge`), `IdempotencyConflict`, `LimitExceeded` for a tenant over its limits,
         `Overloaded` when the store does not take it within `publish_timeout`, `StoreFull` and `StoreError`.
+
+        `connection` is yours and in a transaction (asyncpg, psycopg, SQLAlchemy): the event is written to the outbox of *your*
+        database, exists once you commit, and is delivered by the dispatcher that has this database among its `outboxes`;
+        duplicates and limits are then found there, so `Receipt.duplicate` and `deliveries` are None.
         """
-        refuse_connection(connection)
         draft = self._draft(
             type,
             payload,
@@ -336,6 +340,8 @@ class Dispatcher:
             not_before=not_before,
             content_type=content_type,
         )
+        if connection is not None:
+            return outbox_receipt(await self._transactional.put_async(connection, outbox_event(draft, self._store_time())))
         return await self._ready_intake().publish(draft)
 
     def publish_sync(
@@ -354,8 +360,21 @@ class Dispatcher:
         """`publish` for synchronous code in another thread than the dispatcher's loop (a threadpool handler, for example).
 
         Raises as `publish`, and `RuntimeError` in the loop's own thread, which it would block for ever. Code without any loop
-        uses `Publisher.open_sync`.
+        uses `Publisher.open_sync`. With `connection` (sqlite3, psycopg, SQLAlchemy, Django) it is one INSERT in the calling
+        thread, whichever that is.
         """
+        if connection is not None:
+            draft = self._draft(
+                type,
+                payload,
+                tenant=tenant,
+                idempotency_key=idempotency_key,
+                ordering_key=ordering_key,
+                priority=priority,
+                not_before=not_before,
+                content_type=content_type,
+            )
+            return outbox_receipt(self._transactional.put(connection, outbox_event(draft, self._store_time())))
         loop = self._loop
         if loop is None:
             self._ready_intake()  # says how to open one
@@ -371,7 +390,6 @@ class Dispatcher:
             priority=priority,
             not_before=not_before,
             content_type=content_type,
-            connection=connection,
         )
         return asyncio.run_coroutine_threadsafe(publishing, loop).result()
 
@@ -496,6 +514,14 @@ class Dispatcher:
     async def _take_outbox(self, events: Sequence[OutboxEvent]) -> Sequence[tuple[OutboxEvent, EnqueueResult]]:
         return await self._ready_intake().take_outbox(events)
 
+    def _owned_parts(self) -> Collection[int]:
+        return list(self._leases.epochs)
+
+    async def _expand(self) -> None:
+        self._ready_intake()  # says how to open one
+        assert self._fan_outs is not None
+        await self._fan_outs.run()
+
     async def _try_out(self, endpoint: Endpoint) -> Attempt:
         """One signed attempt outside the queue."""
         listed = Listed(endpoint, self._policy, self.client.check_url)
@@ -511,11 +537,3 @@ class Dispatcher:
             policy=listed.policy,
             tls=listed.tls,
         )
-    def _owned_parts(self) -> Collection[int]:
-        return list(self._leases.epochs)
-
-    async def _expand(self) -> None:
-        self._ready_intake()  # says how to open one
-        assert self._fan_outs is not None
-        await self._fan_outs.run()
-

@@ -1,7 +1,8 @@
-"""`Publisher`: write events beside the one dispatcher, from any number of processes, web workers and scripts.
+"""`Publisher`: write events beside the dispatchers, from any number of processes, web workers and scripts.
 
-It writes outbox rows and nothing else; fan-out, deduplication and limits happen in the dispatcher, which notices within 50 ms.
-So its receipts cannot say whether the event was a duplicate or how many deliveries it made.
+It writes outbox rows and nothing else, into Gatepost's own database or into the producer's, in the producer's transaction;
+fan-out, deduplication and limits happen in the dispatcher, which notices soon. So its receipts cannot say whether the event was
+a duplicate or how many deliveries it made.
 """
 
 from __future__ import annotations
@@ -11,35 +12,44 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, asyn
 from datetime import datetime
 
 from gatepost.clock import SYSTEM_CLOCK, Clock
-from gatepost.delivery.ids import EVENT, IdSource, encode_id
+from gatepost.delivery.ids import EVENT, encode_id
 from gatepost.delivery.records import Receipt
-from gatepost.dispatch.new_event import MAX_PAYLOAD, draft_event
+from gatepost.dispatch.new_event import MAX_PAYLOAD, EventDraft, draft_event
 from gatepost.errors import ConfigurationError
-from gatepost.store.open import sqlite_path
+from gatepost.store.outbox.open import Outbox, open_outbox
+from gatepost.store.outbox.transactional import TransactionalOutbox
 from gatepost.store.rows import OutboxEvent
-from gatepost.store.sqlite.outbox import SqliteOutbox
 
 
 class Publisher:
-    """Open with `async with Publisher.open(url)` or `with Publisher.open_sync(url)`; safe to share between threads and tasks."""
+    """Open with `async with Publisher.open(url)` or `with Publisher.open_sync(url)`; safe to share between threads and tasks.
 
-    def __init__(self, outbox: SqliteOutbox, *, max_payload: int = MAX_PAYLOAD, clock: Clock = SYSTEM_CLOCK) -> None:
+    `Publisher()` opens nothing: it is for `connection=` alone, publishing in transactions of your own.
+    """
+
+    def __init__(
+        self, outbox: Outbox | None = None, *, max_payload: int = MAX_PAYLOAD, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
         self._outbox = outbox
         self._max_payload = max_payload
         self._clock = clock
-        self._ids = IdSource(outbox.new_node(), clock)
+        self._transactional = TransactionalOutbox(clock)
 
     def __repr__(self) -> str:
-        return f"<Publisher {self._outbox!r}>"
+        return f"<Publisher {'of transactions' if self._outbox is None else repr(self._outbox)}>"
 
     @classmethod
     def open(cls, url: str, *, max_payload: int = MAX_PAYLOAD) -> AbstractAsyncContextManager[Publisher]:
-        """For asyncio. `url` is `sqlite:///path`. Raises `ConfigurationError`, `SchemaMismatch`, `StoreError`."""
+        """For asyncio. `url` is `sqlite:///path` or `postgresql://…` (needs asyncpg), the dispatcher's own.
+
+        Raises `ConfigurationError`, `SchemaMismatch`, `StoreError`.
+        """
 
         @asynccontextmanager
         async def opened() -> AsyncIterator[Publisher]:
-            outbox = SqliteOutbox(_path(url))
+            outbox = open_outbox(url)
             try:
+                await outbox.prepare_async()
                 yield cls(outbox, max_payload=max_payload)
             finally:
                 await outbox.aclose()
@@ -48,12 +58,13 @@ class Publisher:
 
     @classmethod
     def open_sync(cls, url: str, *, max_payload: int = MAX_PAYLOAD) -> AbstractContextManager[Publisher]:
-        """For synchronous code: no event loop and no thread. Raises as `open`."""
+        """For synchronous code: no event loop and no thread. PostgreSQL needs psycopg. Raises as `open`."""
 
         @contextmanager
         def opened() -> Iterator[Publisher]:
-            outbox = SqliteOutbox(_path(url))
+            outbox = open_outbox(url)
             try:
+                outbox.prepare()
                 yield cls(outbox, max_payload=max_payload)
             finally:
                 outbox.close()
@@ -75,13 +86,14 @@ class Publisher:
     ) -> Receipt:
         """Store one event; durable when this returns. Calls that wait together are committed together.
 
-        Raises what `Dispatcher.publish` raises for bad arguments, and `StoreFull` or `StoreError`; then nothing was stored.
+        `connection` is yours and in a transaction (asyncpg, psycopg, SQLAlchemy): the event is written there, and exists once
+        you commit. Raises what `Dispatcher.publish` raises for bad arguments, and `StoreFull` or `StoreError`; then nothing
+        was stored.
         """
-        event = self._event(
-            type, payload, tenant, idempotency_key, ordering_key, priority, not_before, content_type, connection
-        )
-        await self._outbox.put_async([event])
-        return _receipt(event)
+        event = self._event(type, payload, tenant, idempotency_key, ordering_key, priority, not_before, content_type)
+        if connection is not None:
+            return outbox_receipt(await self._transactional.put_async(connection, event))
+        return outbox_receipt(await self._store().put_async(event))
 
     def publish_sync(
         self,
@@ -96,12 +108,14 @@ class Publisher:
         content_type: str = "application/json",
         connection: object = None,
     ) -> Receipt:
-        """`publish` without an event loop; blocks for one commit, at most 5 s behind other writers."""
-        event = self._event(
-            type, payload, tenant, idempotency_key, ordering_key, priority, not_before, content_type, connection
-        )
-        self._outbox.put([event])
-        return _receipt(event)
+        """`publish` without an event loop; blocks for one commit, at most 5 s behind other writers.
+
+        `connection` is yours and in a transaction (sqlite3, psycopg, SQLAlchemy, Django): one INSERT, committed with it.
+        """
+        event = self._event(type, payload, tenant, idempotency_key, ordering_key, priority, not_before, content_type)
+        if connection is not None:
+            return outbox_receipt(self._transactional.put(connection, event))
+        return outbox_receipt(self._store().put(event))
 
     def _event(
         self,
@@ -113,9 +127,7 @@ class Publisher:
         priority: str,
         not_before: datetime | float | None,
         content_type: str,
-        connection: object,
     ) -> OutboxEvent:
-        refuse_connection(connection)
         now = self._clock.wall_us()
         draft = draft_event(
             type,
@@ -129,35 +141,33 @@ class Publisher:
             max_payload=self._max_payload,
             now_us=now,
         )
-        return OutboxEvent(
-            outbox_id=0,
-            event_id=self._ids.next(),
-            tenant=draft.tenant,
-            key=draft.key,
-            type=draft.type,
-            content_type=draft.content_type,
-            body=draft.body,
-            ordering_key=draft.ordering_key,
-            priority=draft.priority,
-            not_before=draft.not_before,
-            created_at=now,
-        )
+        return outbox_event(draft, now)
+
+    def _store(self) -> Outbox:
+        if self._outbox is None:
+            raise ConfigurationError(
+                "this Publisher has no database of its own: pass connection=, or open one with Publisher.open(url)"
+            )
+        return self._outbox
 
 
-def refuse_connection(connection: object) -> None:
-    """Publishing in the caller's own transaction needs an outbox table in the caller's database."""
-    if connection is not None:
-        raise ConfigurationError(
-            "publishing in your own transaction (connection=) comes with the PostgreSQL store and is not in this version: "
-            "leave connection out, and publish after your commit with an idempotency_key"
-        )
+def outbox_event(draft: EventDraft, now: int) -> OutboxEvent:
+    """A checked event as a row that has no id yet."""
+    return OutboxEvent(
+        outbox_id=0,
+        event_id=0,
+        tenant=draft.tenant,
+        key=draft.key,
+        type=draft.type,
+        content_type=draft.content_type,
+        body=draft.body,
+        ordering_key=draft.ordering_key,
+        priority=draft.priority,
+        not_before=draft.not_before,
+        created_at=now,
+    )
 
 
-def _receipt(event: OutboxEvent) -> Receipt:
+def outbox_receipt(event: OutboxEvent) -> Receipt:
+    """What a producer is told of a row."""
     return Receipt(event_id=encode_id(EVENT, event.event_id), duplicate=None, deliveries=None)
-
-
-def _path(url: str) -> str:
-    if url.startswith("memory:"):
-        raise ConfigurationError("a store in memory belongs to one process: publish through its Dispatcher")
-    return sqlite_path(url)

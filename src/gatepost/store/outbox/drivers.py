@@ -1,0 +1,276 @@
+"""Tells whose connection it is that a producer passed, and writes one outbox row on it, in the transaction it is in.
+
+A connection is recognised by its type, and only among libraries that the process has loaded: nothing is imported for it. One
+INSERT each: no thread, no loop, no commit. Called by `store.outbox.transactional`.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final, Generic, TypeVar
+
+from gatepost.errors import ConfigurationError
+from gatepost.store.outbox.schema import (
+    COLUMNS,
+    TABLE,
+    UNDEFINED_TABLE,
+    insert_statement,
+    missing_table,
+    sqlstate_of,
+    values_of,
+)
+from gatepost.store.rows import OutboxEvent
+
+Answer = TypeVar("Answer", bool, Awaitable[bool])
+
+_NUMBERED: Final = insert_statement(", ".join(f"${number}" for number in range(1, len(COLUMNS) + 1)))
+_FORMAT: Final = insert_statement(", ".join(["%s"] * len(COLUMNS)))
+_QMARK: Final = insert_statement(", ".join(["?"] * len(COLUMNS)))
+_NAMED: Final = insert_statement(", ".join(f":{name}" for name in COLUMNS))
+_RETURNING: Final = " RETURNING event_id"
+_HAS_TABLE: Final = f"SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = '{TABLE}'"  # noqa: S608 - a constant
+
+
+@dataclass(frozen=True, slots=True)
+class Driver(Generic[Answer]):
+    """What is known of one kind of connection."""
+
+    what: str
+    """Its name in messages."""
+    types: tuple[tuple[str, str], ...]
+    """Module and class."""
+    insert: Callable[[Any, OutboxEvent], Answer]
+    """False: the id is taken, and nothing was written."""
+    in_transaction: Callable[[Any], bool]
+    """False: the row would be committed by itself, as far as the driver can tell."""
+
+    def takes(self, connection: object) -> bool:
+        """Whether this is one."""
+        for module, name in self.types:
+            loaded = sys.modules.get(module)
+            kind = getattr(loaded, name, None)
+            if isinstance(kind, type) and isinstance(connection, kind):
+                return True
+        return False
+
+
+def sync_driver(connection: object) -> Driver[bool]:
+    """Raises `TypeError` naming what is accepted."""
+    for driver in SYNC:
+        if driver.takes(connection):
+            return driver
+    for other in ASYNC:
+        if other.takes(connection):
+            raise TypeError(
+                f"connection is {other.what}, which is asynchronous: write `await publish(..., connection=…)`"
+            )
+    raise TypeError(_not_a_connection(connection, SYNC))
+
+
+def async_driver(connection: object) -> Driver[Awaitable[bool]]:
+    """Raises `TypeError` naming what is accepted."""
+    for driver in ASYNC:
+        if driver.takes(connection):
+            return driver
+    for other in SYNC:
+        if other.takes(connection):
+            raise TypeError(
+                f"connection is {other.what}, which is synchronous: write `publish_sync(..., connection=…)`, one INSERT in the "
+                "thread that called it"
+            )
+    raise TypeError(_not_a_connection(connection, ASYNC))
+
+
+def _not_a_connection(connection: object, drivers: tuple[Driver[Any], ...]) -> str:
+    kind = type(connection)
+    accepted = ", ".join(driver.what for driver in drivers)
+    return (
+        f"connection is a {kind.__module__}.{kind.__qualname__}: pass the connection that your transaction runs on "
+        f"({accepted}), not a pool, an engine, a cursor or a URL"
+    )
+
+
+# ----------------------------------------------------------------------------------------------- synchronous
+
+
+def _sqlite3(connection: sqlite3.Connection, event: OutboxEvent) -> bool:
+    try:
+        return connection.execute(_QMARK, values_of(event)).rowcount == 1
+    except sqlite3.OperationalError as error:
+        # SQLite has no code of its own for a table that is missing.
+        if connection.execute(_HAS_TABLE).fetchone() is None:
+            raise missing_table() from error
+        raise
+
+
+def _sqlite3_in_transaction(connection: sqlite3.Connection) -> bool:
+    # Python 3.12 can leave transactions to SQLite (autocommit=True); before, isolation_level None means the same.
+    autocommit = getattr(connection, "autocommit", -1)
+    by_itself = autocommit is True or (autocommit is not False and connection.isolation_level is None)
+    return connection.in_transaction or not by_itself
+
+
+def _psycopg(connection: Any, event: OutboxEvent) -> bool:
+    try:
+        return connection.execute(_FORMAT + _RETURNING, values_of(event)).fetchone() is not None
+    except Exception as error:
+        if sqlstate_of(error) == UNDEFINED_TABLE:
+            raise missing_table() from error
+        raise
+
+
+def _psycopg_in_transaction(connection: Any) -> bool:
+    return not connection.autocommit or connection.info.transaction_status.name != "IDLE"
+
+
+def _sqlalchemy(connection: Any, event: OutboxEvent) -> bool:
+    used = connection if _is_sqlalchemy_core(connection) else connection.connection()  # a session's own transaction
+    _check_dialect(used.dialect.name)
+    try:
+        return used.execute(_clause(), dict(zip(COLUMNS, values_of(event), strict=True))).first() is not None
+    except Exception as error:
+        if used.dialect.name == "sqlite" and used.exec_driver_sql(_HAS_TABLE).first() is None:
+            raise missing_table() from error
+        if sqlstate_of(error) == UNDEFINED_TABLE:
+            raise missing_table() from error
+        raise
+
+
+def _is_sqlalchemy_core(connection: Any) -> bool:
+    return hasattr(connection, "exec_driver_sql")
+
+
+def _sqlalchemy_in_transaction(connection: Any) -> bool:
+    used = connection if _is_sqlalchemy_core(connection) else connection.connection()
+    return bool(used.get_execution_options().get("isolation_level") != "AUTOCOMMIT")
+
+
+def _django(connection: Any, event: OutboxEvent) -> bool:
+    _check_dialect(connection.vendor)
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(_FORMAT, values_of(event))
+            return bool(cursor.rowcount == 1)
+    except Exception as error:
+        if connection.vendor == "sqlite" and not _django_has_table(connection):
+            raise missing_table() from error
+        if sqlstate_of(error) == UNDEFINED_TABLE:
+            raise missing_table() from error
+        raise
+
+
+def _django_has_table(connection: Any) -> bool:
+    if connection.needs_rollback:
+        return True  # the error is another one: a block that is to be rolled back takes no statement
+    with connection.cursor() as cursor:
+        cursor.execute(_HAS_TABLE)
+        return cursor.fetchone() is not None
+
+
+def _django_in_transaction(connection: Any) -> bool:
+    return bool(connection.in_atomic_block or not connection.get_autocommit())
+
+
+# ---------------------------------------------------------------------------------------------- asynchronous
+
+
+async def _asyncpg(connection: Any, event: OutboxEvent) -> bool:
+    try:
+        return await connection.fetchval(_NUMBERED + _RETURNING, *values_of(event)) is not None
+    except Exception as error:
+        if sqlstate_of(error) == UNDEFINED_TABLE:
+            raise missing_table() from error
+        raise
+
+
+async def _psycopg_async(connection: Any, event: OutboxEvent) -> bool:
+    try:
+        cursor = await connection.execute(_FORMAT + _RETURNING, values_of(event))
+        return await cursor.fetchone() is not None
+    except Exception as error:
+        if sqlstate_of(error) == UNDEFINED_TABLE:
+            raise missing_table() from error
+        raise
+
+
+async def _sqlalchemy_async(connection: Any, event: OutboxEvent) -> bool:
+    used = connection if _is_sqlalchemy_core(connection) else await connection.connection()
+    _check_dialect(used.dialect.name)
+    try:
+        result = await used.execute(_clause(), dict(zip(COLUMNS, values_of(event), strict=True)))
+        return result.first() is not None
+    except Exception as error:
+        if used.dialect.name == "sqlite" and (await used.exec_driver_sql(_HAS_TABLE)).first() is None:
+            raise missing_table() from error
+        if sqlstate_of(error) == UNDEFINED_TABLE:
+            raise missing_table() from error
+        raise
+
+
+def _sqlalchemy_async_in_transaction(connection: Any) -> bool:
+    return _is_sqlalchemy_core(connection) is False or _sqlalchemy_in_transaction(connection.sync_connection)
+
+
+# --------------------------------------------------------------------------------------------------- helpers
+
+
+@cache
+def _clause() -> Any:
+    """The INSERT for SQLAlchemy, with types: it would guess 32-bit integers."""
+    from sqlalchemy import BigInteger, LargeBinary, Text, bindparam, text
+
+    numbers = {"event_id", "not_before", "created_at"}
+    types = {name: BigInteger() if name in numbers else LargeBinary() if name == "body" else Text() for name in COLUMNS}
+    return text(_NAMED + _RETURNING).bindparams(*(bindparam(name, type_=types[name]) for name in COLUMNS))
+
+
+def _check_dialect(name: str) -> None:
+    if name not in ("postgresql", "sqlite"):
+        raise ConfigurationError(
+            f"an outbox can be kept in PostgreSQL and SQLite, not in {name}: publish after your commit, with an idempotency_key"
+        )
+
+
+SYNC: Final[tuple[Driver[bool], ...]] = (
+    Driver("a sqlite3.Connection", (("sqlite3", "Connection"),), _sqlite3, _sqlite3_in_transaction),
+    Driver("a psycopg.Connection", (("psycopg", "Connection"),), _psycopg, _psycopg_in_transaction),
+    Driver(
+        "a SQLAlchemy Connection or Session",
+        (
+            ("sqlalchemy.engine", "Connection"),
+            ("sqlalchemy.orm", "Session"),
+            ("sqlalchemy.orm", "scoped_session"),
+        ),
+        _sqlalchemy,
+        _sqlalchemy_in_transaction,
+    ),
+    Driver(
+        "a Django connection",
+        (("django.db.backends.base.base", "BaseDatabaseWrapper"), ("django.utils.connection", "ConnectionProxy")),
+        _django,
+        _django_in_transaction,
+    ),
+)
+ASYNC: Final[tuple[Driver[Awaitable[bool]], ...]] = (
+    Driver(
+        "an asyncpg connection",
+        (("asyncpg.connection", "Connection"), ("asyncpg.pool", "PoolConnectionProxy")),
+        _asyncpg,
+        lambda connection: bool(connection.is_in_transaction()),
+    ),
+    Driver("a psycopg.AsyncConnection", (("psycopg", "AsyncConnection"),), _psycopg_async, _psycopg_in_transaction),
+    Driver(
+        "a SQLAlchemy AsyncConnection or AsyncSession",
+        (
+            ("sqlalchemy.ext.asyncio", "AsyncConnection"),
+            ("sqlalchemy.ext.asyncio", "AsyncSession"),
+            ("sqlalchemy.ext.asyncio", "async_scoped_session"),
+        ),
+        _sqlalchemy_async,
+        _sqlalchemy_async_in_transaction,
+    ),
+)
