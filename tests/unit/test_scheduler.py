@@ -405,7 +405,7 @@ def test_pausing_drops_what_is_in_memory_and_resuming_reads_it_again() -> None:
     assert bench.scheduler.buffered == 0
     bench.endpoint(1)
     (want,) = _want(bench)
-    assert want == LaneWant(lane_of(1, 0), window_of(6), 0)
+    assert want == LaneWant(lane_of(1, 0), window_of(1), 0), "and slowly at first"
 
 
 @pytest.mark.parametrize(("cap", "window"), [(1, 16), (4, 16), (6, 24), (64, 256), (500, 256)])
@@ -582,6 +582,94 @@ def test_a_failed_head_blocks_its_fifo_lane_until_it_is_due_and_no_other_key() -
     bench.scheduler.tick(NOW + 5 * SECOND)
     (again,) = bench.take_all(NOW + 5 * SECOND)
     assert again.row == head.row._replace(attempt=1)
+
+
+def test_a_part_taken_over_holds_its_ordered_lanes_only() -> None:
+    """Its last owner may still be sending; what is not ordered may overlap, what is ordered may not."""
+    bench = Bench()
+    for number in (1, 2):
+        bench.endpoint(number)
+    bench.give(1, sub=16)
+    bench.scheduler.hold_strict(0, NOW + 10 * SECOND)
+    bench.give(2, sub=17)
+    bench.give(2)
+    assert [start.row.lane for start in bench.take_all()] == [lane_of(2, 0)]
+    assert bench.scheduler.next_at() == NOW + 10 * SECOND
+    bench.scheduler.tick(NOW + 10 * SECOND)
+    assert {start.row.lane for start in bench.take_all(NOW + 10 * SECOND)} == {lane_of(1, 16), lane_of(2, 17)}
+
+
+def test_a_hold_of_another_part_and_one_that_ended_hold_nothing() -> None:
+    """A part given back in order is taken with nothing to wait for."""
+    bench = Bench()
+    bench.endpoint(1)
+    bench.scheduler.hold_strict(1, NOW + 10 * SECOND)
+    bench.scheduler.hold_strict(0, NOW + 10 * SECOND)
+    bench.scheduler.hold_strict(0, 0)
+    bench.give(1, sub=16)
+    assert len(bench.take_all()) == 1
+
+
+def test_a_head_that_failed_under_the_last_owner_waits_here_too() -> None:
+    """Said before its lane is found, or after; and a head that is cancelled keeps nobody waiting."""
+    bench = Bench()
+    bench.endpoint(1)
+    later = NOW + 300 * SECOND
+    bench.scheduler.hold_head(lane_of(1, 16), later)
+    rows = bench.rows(1, 2, sub=16, attempt=4)
+    bench.scheduler.hand_over(rows, NOW)
+    bench.give(1, sub=17, attempt=4)
+    bench.scheduler.hold_head(lane_of(1, 17), later)
+    assert bench.take_all() == []
+    bench.scheduler.forget([rows[0].delivery_id], NOW)
+    assert [start.row for start in bench.take_all()] == [rows[1]]
+    bench.scheduler.tick(later)
+    assert [start.row.lane for start in bench.take_all(later)] == [lane_of(1, 17)]
+
+
+def test_a_resumed_endpoint_is_loaded_one_two_four() -> None:
+    """Days of backlog must not fall on a receiver that has just come back; each doubling takes a second and a delivery."""
+    bench = Bench(host_cap=64)
+    bench.endpoint(1, cap=6, opened=False)
+    bench.give(1, 100)
+    bench.endpoint(1, cap=6)
+    now, most = NOW, []
+    for _ in range(5):
+        for want in bench.scheduler.wants(now):
+            bench.scheduler.read([LaneRows(want.lane, bench.rows(1, want.limit), now)], now, now)
+        starts = bench.take_all(now)
+        most.append(len(starts))
+        for start in starts:
+            bench.scheduler.finish(start, now)
+            bench.scheduler.delivered(start, now)
+        now += SECOND
+        bench.scheduler.tick(now)
+    assert most == [1, 1, 2, 4, 6]
+
+
+def test_a_resumed_endpoint_that_takes_nothing_gets_no_more() -> None:
+    """And a pause of somebody else's, or a change while it is open, is no reason to go slowly."""
+    bench = Bench(host_cap=64)
+    bench.endpoint(1, opened=False)
+    bench.give(1, 20)
+    bench.endpoint(1)
+    now = NOW
+    for _ in range(4):
+        for want in bench.scheduler.wants(now):
+            bench.scheduler.read([LaneRows(want.lane, bench.rows(1, want.limit), now)], now, now)
+        (start,) = bench.take_all(now)
+        bench.scheduler.finish(start, now)
+        bench.scheduler.retried(start, 1, now + 60 * SECOND, now)
+        now += 2 * SECOND
+    bench.endpoint(2, cap=6)
+    bench.give(2, 20)
+    bench.scheduler.hold_back(2, now)
+    bench.scheduler.let_go(2, now)
+    for want in bench.scheduler.wants(now):
+        rows = bench.rows(2, 20) if endpoint_of(want.lane) == 2 else []
+        bench.scheduler.read([LaneRows(want.lane, rows, None)], now, now)
+    bench.endpoint(2, cap=5)
+    assert _endpoints(bench.take_all(now))[2] == 5
 
 
 def test_a_late_row_of_a_fifo_lane_is_put_in_its_place() -> None:

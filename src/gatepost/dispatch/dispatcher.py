@@ -290,8 +290,8 @@ class Dispatcher:
             self._notices,
             self._store_time,
         )
-        if not self.store.capabilities.shared:
-            await self._fan_outs.find_floors([lane for _, lane in await self.store.discover([0])])
+        if not self.store.capabilities.shared:  # else the clock is a server's, and the lanes are too many to look at
+            await self._fan_outs.look_ahead()
         self._intake = Intake(
             self.store,
             self._fan_outs,

@@ -152,12 +152,20 @@ class FanOuts:
         self._floors[lane] = floor + 1
         return floor + 1
 
-    async def find_floors(self, lanes: Collection[int]) -> None:
+    async def look_ahead(self) -> None:
         """Learn where FIFO lanes end that reach into the future: the clock has stepped back since their rows were stored.
 
-        New rows go behind those, whatever the clock says now. Costs one probe of each FIFO lane. Raises `StoreError`.
+        New rows go behind those, whatever the clock says now. Costs one probe of each FIFO lane; a store that does not answer
+        is taken to hold none.
         """
+        try:
+            await self._find_floors()
+        except StoreError as error:
+            self._notices.trouble("store_unreadable", error)
+
+    async def _find_floors(self) -> None:
         now = self._store_time()
+        lanes = [lane for _, lane in await self._store.discover(range(self._parts))]
         wants = {lane: now for lane in lanes if lane & 0xFF >= SUB_FIFO_FIRST}
         while wants:
             asked = [LaneWant(lane, FIRST_STEP, low) for lane, low in list(wants.items())[:FIRST_STEP]]

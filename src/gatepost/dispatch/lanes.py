@@ -86,6 +86,7 @@ class Lane:
         "reading",
         "retries",
         "skip",
+        "strict_until",
         "timer_at",
         "unread",
     )
@@ -109,6 +110,8 @@ class Lane:
         """By kind: whether the endpoint's ring holds this lane."""
         self.not_before = 0
         """FIFO only: the head failed and may not be tried before."""
+        self.strict_until = 0
+        """FIFO only: nothing starts before, because the part's last owner may still be at work."""
         self.low_water = 0
         """No unread row is due before this instant."""
         self.unread = unread
@@ -153,7 +156,7 @@ class Lane:
 
     def ready_kind(self, now: int) -> Kind | None:
         """FIFO: the kind of its head if that may start now."""
-        if not self.first or self.outstanding or self.not_before > now:
+        if not self.first or self.outstanding or self.not_before > now or self.strict_until > now:
             return None
         return Kind.RETRY if self.first[0].attempt else Kind.FIRST
 
@@ -202,6 +205,8 @@ class Lane:
         """Drop waiting rows that were cancelled in the store; returns how many."""
         before = self.buffered
         if not self.held.isdisjoint(delivery_ids):
+            if self.fifo and self.first and self.first[0].delivery_id in delivery_ids:
+                self.not_before = 0  # the head that had to wait is gone
             for queue in filter(None, (self.first, self.retries)):
                 kept = [row for row in queue if row.delivery_id not in delivery_ids]
                 self.held.difference_update(row.delivery_id for row in queue if row.delivery_id in delivery_ids)

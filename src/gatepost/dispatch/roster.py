@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from gatepost.admission.rate import TokenBucket
 from gatepost.dispatch.hosts import HostState
-from gatepost.dispatch.lanes import Lane, window_of
+from gatepost.dispatch.lanes import Lane
 from gatepost.dispatch.round import Round, SchedulerLimits
 from gatepost.dispatch.seats import EndpointSettings, EndpointState, TenantState
 from gatepost.dispatch.timers import Timers
@@ -82,7 +82,7 @@ class Roster:
         endpoint.open = False  # a seat still in a ring is dropped when it comes up
         self._leave_host_queue(endpoint)
         del self.endpoints[endpoint.number]
-        self._leave_host(endpoint.host, endpoint.cap)
+        self._leave_host(endpoint.host, endpoint.full_cap)
         self._leave_tenant(endpoint.tenant)
 
     def release_host(self, host: HostState) -> None:
@@ -119,9 +119,11 @@ class Roster:
         endpoint.open = settings.open and endpoint.number not in self._held_back
         self._set_host(endpoint, settings.host)
         self._set_tenant(endpoint, settings.tenant)
-        endpoint.host.cap_sum += settings.cap - endpoint.cap
-        endpoint.cap = settings.cap
-        endpoint.window = window_of(settings.cap)
+        endpoint.host.cap_sum += settings.cap - endpoint.full_cap
+        endpoint.set_cap(settings.cap)
+        if endpoint.resting and settings.open:
+            endpoint.begin_ramp(now)
+        endpoint.resting = not settings.open
         if settings.rate is None:
             endpoint.bucket = None
         elif endpoint.bucket is None or endpoint.bucket.rate != settings.rate:
@@ -134,8 +136,8 @@ class Roster:
         if old.key != key:
             self._leave_host_queue(endpoint)
             endpoint.host = self._join_host(key)
-            endpoint.host.cap_sum += endpoint.cap
-            self._leave_host(old, endpoint.cap)
+            endpoint.host.cap_sum += endpoint.full_cap
+            self._leave_host(old, endpoint.full_cap)
 
     def _set_tenant(self, endpoint: EndpointState, name: str) -> None:
         """Only an endpoint that was unknown when it was loaded changes hands; it has never started anything."""

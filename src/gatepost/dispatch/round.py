@@ -218,8 +218,8 @@ class Round:
             kind = lane.ready_kind(now)
             if kind is not None:
                 endpoint.seats[kind].push(lane)
-            elif lane.first and lane.not_before > now:
-                self._timers.arm(lane, lane.not_before)
+            elif lane.first and (opens_at := max(lane.not_before, lane.strict_until)) > now:
+                self._timers.arm(lane, opens_at)
         else:
             if lane.first:
                 endpoint.seats[0].push(lane)

@@ -52,7 +52,7 @@ class SchedulerStatistics:
 class LaneScheduler:
     """The queue as one process sees it. `directory` gives the settings of an endpoint, or None when it is unknown."""
 
-    __slots__ = ("_idle", "_reads", "_roster", "_round", "_timers", "unsure")
+    __slots__ = ("_head_holds", "_idle", "_reads", "_roster", "_round", "_strict", "_timers", "unsure")
 
     def __init__(self, limits: SchedulerLimits, directory: Directory) -> None:
         self._timers: Timers[Lane | EndpointState] = Timers()
@@ -60,6 +60,10 @@ class LaneScheduler:
         self._round = Round(limits, self._reads, self._timers)
         self._roster = Roster(limits, directory, self._round, self._timers)
         self._idle: list[tuple[int, int]] = []
+        self._strict: dict[int, int] = {}
+        """By part: when its FIFO lanes may start."""
+        self._head_holds: dict[int, int] = {}
+        """By FIFO lane that is not loaded yet: when its head may be tried again."""
         self.unsure = False
         """Lanes are being discovered: one that is not loaded may have rows all the same."""
 
@@ -113,6 +117,12 @@ class LaneScheduler:
         start.lane.forget(start.row)
         self._after(start.lane, now)
 
+    def delivered(self, start: Start, now: int) -> None:
+        """As `settled`, and the endpoint took it: one that was just resumed may get more."""
+        if start.endpoint.took(now):
+            self._round.activate(start.endpoint, now)
+        self.settled(start, now)
+
     def retried(self, start: Start, attempt: int, due: int, now: int) -> None:
         """The store took the result and the row is due again at `due`; in a FIFO lane it stays the head."""
         lane = start.lane
@@ -156,7 +166,7 @@ class LaneScheduler:
             lane = self._roster.lanes.get(row.lane)
             if lane is None:
                 # No marker was found for it at the last discovery, so it had no rows before this one.
-                lane = self._roster.load_lane(row.lane, row.part, now, unread=self.unsure)
+                lane = self._load(row.lane, row.part, now, unread=self.unsure)
             if row.due_at > now:
                 lane.expect(row.due_at)
                 self._timers.arm(lane, row.due_at)
@@ -172,17 +182,24 @@ class LaneScheduler:
         """(part, lane) found by discovery: unknown ones will be read as soon as their endpoint has room."""
         for part, number in lanes:
             if number not in self._roster.lanes:
-                self._reads.consider(self._roster.load_lane(number, part, now, unread=True))
+                self._reads.consider(self._load(number, part, now, unread=True))
 
     def expect(self, part: int, number: int, due_at: int, now: int) -> None:
         """Somebody else put a row into the lane, due at `due_at` (a replay)."""
-        lane = self._roster.lanes.get(number) or self._roster.load_lane(number, part, now, unread=self.unsure)
+        lane = self._roster.lanes.get(number) or self._load(number, part, now, unread=self.unsure)
         if due_at > now:
             lane.expect(due_at)
             self._timers.arm(lane, due_at)
         else:
             lane.missed(due_at)
             self._reads.consider(lane)
+
+    def _load(self, number: int, part: int, now: int, *, unread: bool) -> Lane:
+        lane = self._roster.load_lane(number, part, now, unread=unread)
+        if lane.fifo:
+            lane.not_before = self._head_holds.pop(number, 0)
+            lane.strict_until = self._strict.get(part, 0)
+        return lane
 
     def wants(self, now: int) -> list[LaneWant]:
         """What to read next; empty when nothing needs a read. `read` or `read_failed` must follow."""
@@ -298,8 +315,27 @@ class LaneScheduler:
                 self._reads.consider(lane)
                 self._after(lane, now)
 
+    def hold_strict(self, part: int, until_us: int) -> None:
+        """Start nothing in the FIFO lanes of a part before `until_us`: its last owner may still be at work until then."""
+        self._strict[part] = until_us
+        for lane in self._roster.lanes.values():
+            if lane.fifo and lane.part == part:
+                lane.strict_until = until_us
+                if until_us:
+                    self._timers.arm(lane, until_us)
+
+    def hold_head(self, number: int, until_us: int) -> None:
+        """The head of a FIFO lane failed before this process read it, and may not be tried before `until_us`."""
+        lane = self._roster.lanes.get(number)
+        if lane is None:
+            self._head_holds[number] = until_us
+        elif until_us > lane.not_before:
+            lane.not_before = until_us
+            self._timers.arm(lane, until_us)
+
     def drop_part(self, part: int, now: int) -> None:
         """The part belongs to somebody else now: forget its rows at once. What is in flight ends by itself."""
+        self._strict.pop(part, None)
         for lane in [lane for lane in self._roster.lanes.values() if lane.part == part]:
             self._drop(lane, now)
 

@@ -8,11 +8,11 @@ bookkeeping for `dispatch.scheduler`.
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from gatepost.admission.rate import TokenBucket
 from gatepost.dispatch.hosts import HostState
-from gatepost.dispatch.lanes import RANK_WEIGHTS, RANKS, Kind, Lane
+from gatepost.dispatch.lanes import RANK_WEIGHTS, RANKS, Kind, Lane, window_of
 
 
 class EndpointSettings(NamedTuple):
@@ -28,6 +28,12 @@ class EndpointSettings(NamedTuple):
     """Attempts started per second."""
     open: bool
     """Neither paused nor disabled."""
+
+
+RAMP_FIRST: Final = 1
+"""Attempts in flight at an endpoint that was just resumed: what has waited for days must not fall on it at once."""
+RAMP_STEP: Final = 1_000_000
+"""Microseconds after which its cap doubles, if it took a delivery meanwhile: 1, 2, 4 … until its own cap."""
 
 
 class TenantState:
@@ -110,12 +116,16 @@ class EndpointState:
     __slots__ = (
         "bucket",
         "cap",
+        "full_cap",
         "hold_until",
         "host",
         "in_flight",
         "lanes",
         "number",
         "open",
+        "ramp",
+        "ramped_at",
+        "resting",
         "seats",
         "tenant",
         "thirsty",
@@ -128,6 +138,14 @@ class EndpointState:
         self.tenant = tenant
         self.host = host
         self.cap = 0
+        """Attempts in flight allowed now."""
+        self.full_cap = 0
+        """The same without a ramp."""
+        self.ramp = 0
+        """Attempts allowed since it was resumed; 0: no ramp."""
+        self.ramped_at = 0
+        self.resting = False
+        """Paused or disabled when it was looked at last."""
         self.window = 0
         self.open = False
         self.bucket: TokenBucket | None = None
@@ -142,6 +160,27 @@ class EndpointState:
 
     def __repr__(self) -> str:
         return f"<EndpointState {self.number:#x} {self.in_flight}/{self.cap} open={self.open} lanes={len(self.lanes)}>"
+
+    def set_cap(self, cap: int) -> None:
+        """Put `cap` in force, as far as a ramp allows."""
+        self.full_cap = cap
+        if self.ramp >= cap:
+            self.ramp = 0
+        self.cap = self.ramp or cap
+        self.window = window_of(self.cap)
+
+    def begin_ramp(self, now: int) -> None:
+        """It is to be loaded slowly from now on."""
+        self.ramp, self.ramped_at = RAMP_FIRST, now
+        self.set_cap(self.full_cap)
+
+    def took(self, now: int) -> bool:
+        """It took a delivery; True when its cap grew by that."""
+        if not self.ramp or now - self.ramped_at < RAMP_STEP:
+            return False
+        self.ramp, self.ramped_at = 2 * self.ramp, now
+        self.set_cap(self.full_cap)
+        return True
 
     @property
     def has_lanes(self) -> bool:

@@ -303,11 +303,11 @@ class Worker:
                 counts.retried += 1
                 attempt = getattr(result.change, "next_attempt", start.row.attempt + 1)
                 scheduler.retried(start, attempt, result.due, now)
+            elif isinstance(result.change, DoneRow):
+                counts.delivered += 1
+                scheduler.delivered(start, now)
             else:
-                if isinstance(result.change, DoneRow):
-                    counts.delivered += 1
-                elif isinstance(result.change, DeadRow):
-                    counts.dead += 1
+                counts.dead += isinstance(result.change, DeadRow)
                 scheduler.settled(start, now)
         self._tell_quiet()
         self.poke()
