@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from gatepost.errors import ConfigurationError, StoreError
 from gatepost.store.migration import Migration, Plan, check_usable, migrations_of, plan
+from gatepost.store.postgres.pool import Connection
 
-Connection: TypeAlias = Any
-"""An `asyncpg.Connection`; the package ships no types."""
 OLDEST_POSTGRES: Final = 140_000
 """PostgreSQL 14: DETACH PARTITION CONCURRENTLY and LZ4 columns; older ones are out of support since November 2025."""
 LOCK: Final = 0x67707374_6D677274
@@ -26,9 +25,9 @@ TRIES: Final = 15
 TRY_PAUSE: Final = 1.0
 """Seconds between them, in which those who waited behind the step catch up."""
 
-_STATE = "SELECT to_regclass('gatepost_schema') IS NOT NULL"
+_STATE = "SELECT to_regclass('gp_schema') IS NOT NULL"
 _BOOTSTRAP = """
-CREATE TABLE IF NOT EXISTS gatepost_schema (
+CREATE TABLE IF NOT EXISTS gp_schema (
   number      integer PRIMARY KEY,
   name        text NOT NULL,
   applied_at  timestamptz NOT NULL DEFAULT now(),
@@ -52,7 +51,7 @@ async def read_state(connection: Connection) -> State:
     """The schema of a database."""
     if not await connection.fetchval(_STATE):
         return State(0, 0)
-    row = await connection.fetchrow("SELECT number, oldest_code FROM gatepost_schema ORDER BY number DESC LIMIT 1")
+    row = await connection.fetchrow("SELECT number, oldest_code FROM gp_schema ORDER BY number DESC LIMIT 1")
     return State(0, 0) if row is None else State(row["number"], row["oldest_code"])
 
 
@@ -139,8 +138,8 @@ async def _apply(connection: Connection, name: str, step: Migration, on_wait: Ca
                     return False
                 await connection.execute(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
                 await connection.execute(
-                    "INSERT INTO gatepost_schema (number, name, oldest_code) VALUES"
-                    " ($1, $2, (SELECT coalesce(max(oldest_code), 1) FROM gatepost_schema))",
+                    "INSERT INTO gp_schema (number, name, oldest_code) VALUES"
+                    " ($1, $2, (SELECT coalesce(max(oldest_code), 1) FROM gp_schema))",
                     step.number,
                     step.name,
                 )

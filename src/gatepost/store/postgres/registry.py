@@ -1,0 +1,150 @@
+"""The registry in PostgreSQL: JSON documents with sealed secrets, and the last change of each record.
+
+Every process of the fleet writes here; each write is one transaction that ends with its change's number (`changes`). Base class
+of `PostgresStore`, which gives it its connections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from gatepost.delivery.records import ApiKey, Endpoint, Tenant
+from gatepost.errors import Conflict, NotFound
+from gatepost.store.codec import endpoint_from_document, endpoint_to_document, tenant_from_document, tenant_to_document
+from gatepost.store.paging import check_limit, decode_numbers, decode_text, encode_cursor, text_page
+from gatepost.store.port import AuditEntry, Change
+from gatepost.store.postgres import changes
+from gatepost.store.postgres.pool import Connection, Pool
+from gatepost.store.rows import Page
+from gatepost.store.secretbox import SecretBox
+
+_PUT_TENANT = """
+INSERT INTO gp_tenant (name, document) VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET document = excluded.document
+ RETURNING name"""
+_CREATE_ENDPOINT = """
+INSERT INTO gp_endpoint (id, tenant, generation, document) VALUES ($1, $2, $3, $4) ON CONFLICT (id) DO NOTHING RETURNING id"""
+_UPDATE_ENDPOINT = """
+UPDATE gp_endpoint SET tenant = $1, generation = $2, document = $3 WHERE id = $4 AND generation = $5 RETURNING id"""
+_DELETE_ENDPOINT = "DELETE FROM gp_endpoint WHERE id = $1 RETURNING id"
+_STORED_ENDPOINT = "SELECT generation, document FROM gp_endpoint WHERE id = $1"
+_TENANTS = "SELECT document FROM gp_tenant WHERE name > $1 ORDER BY name LIMIT $2"
+_ENDPOINTS = "SELECT document FROM gp_endpoint WHERE id > $1 ORDER BY id LIMIT $2"
+_ENDPOINTS_OF = "SELECT document FROM gp_endpoint WHERE tenant = $3 AND id > $1 ORDER BY id LIMIT $2"
+_PUT_API_KEY = """
+INSERT INTO gp_api_key (id, hash, tenant, name, created_at) VALUES ($1, $2, $3, $4, $5)
+ ON CONFLICT (id) DO UPDATE SET hash = excluded.hash, tenant = excluded.tenant, name = excluded.name,
+  created_at = excluded.created_at RETURNING id"""
+_DELETE_API_KEY = "DELETE FROM gp_api_key WHERE id = $1 RETURNING id"
+_API_KEY = "SELECT id, hash, tenant, name, created_at FROM gp_api_key"
+_AUDIT = "INSERT INTO gp_audit (at, actor, action, subject, tenant, detail) VALUES ($1, $2, $3, $4, $5, $6)"
+_AUDIT_LOG = """
+SELECT number, at, actor, action, subject, tenant, detail FROM gp_audit WHERE number < $1 ORDER BY number DESC LIMIT $2"""
+_AUDIT_LOG_OF = """
+SELECT number, at, actor, action, subject, tenant, detail FROM gp_audit WHERE number < $1 AND tenant = $3
+ ORDER BY number DESC LIMIT $2"""
+_NEWEST: Final = (1 << 63) - 1
+
+
+class PostgresRegistry:
+    """Tenants, endpoints, API keys and the audit log of a fleet."""
+
+    def __init__(self, pool: Pool, box: SecretBox) -> None:
+        self._pool = pool
+        self._box = box
+
+    async def changes_since(self, cursor: int) -> tuple[Sequence[Change], int]:
+        return await self._pool.run(lambda connection: changes.since(connection, cursor))
+
+    async def tenant(self, name: str) -> Tenant | None:
+        rows = await self._pool.fetch("SELECT document FROM gp_tenant WHERE name = $1", name)
+        return tenant_from_document(rows[0][0]) if rows else None
+
+    async def tenants(self, after: str | None, limit: int) -> Page[Tenant]:
+        check_limit(limit)
+        rows = await self._pool.fetch(_TENANTS, decode_text(after) or "", limit + 1)
+        found = [tenant_from_document(row[0]) for row in rows]
+        return text_page(found, [tenant.name for tenant in found], limit)
+
+    async def put_tenant(self, tenant: Tenant) -> None:
+        document = tenant_to_document(tenant)
+        await self._write(_PUT_TENANT, (tenant.name, document), ("tenant", tenant.name))
+
+    async def endpoint(self, endpoint_id: str) -> Endpoint | None:
+        rows = await self._pool.fetch("SELECT document FROM gp_endpoint WHERE id = $1", endpoint_id)
+        return endpoint_from_document(rows[0][0], self._box) if rows else None
+
+    async def endpoints(self, tenant: str | None, after: str | None, limit: int) -> Page[Endpoint]:
+        check_limit(limit)
+        start = decode_text(after) or ""
+        if tenant is None:
+            rows = await self._pool.fetch(_ENDPOINTS, start, limit + 1)
+        else:
+            rows = await self._pool.fetch(_ENDPOINTS_OF, start, limit + 1, tenant)
+        found = [endpoint_from_document(row[0], self._box) for row in rows]
+        return text_page(found, [endpoint.id for endpoint in found], limit)
+
+    async def create_endpoint(self, endpoint: Endpoint) -> None:
+        # Sealed once: a call that is repeated after a commit of unknown outcome knows its own document again.
+        document = endpoint_to_document(endpoint, self._box)
+        values = (endpoint.id, endpoint.tenant, endpoint.generation, document)
+        if await self._write(_CREATE_ENDPOINT, values, ("endpoint", endpoint.id)):
+            return
+        stored = await self._pool.fetch(_STORED_ENDPOINT, endpoint.id)
+        if not stored or stored[0]["document"] != document:
+            raise Conflict(f"endpoint {endpoint.id} exists already")
+
+    async def update_endpoint(self, endpoint: Endpoint, expected_generation: int) -> None:
+        document = endpoint_to_document(endpoint, self._box)
+        values = (endpoint.tenant, endpoint.generation, document, endpoint.id, expected_generation)
+        if await self._write(_UPDATE_ENDPOINT, values, ("endpoint", endpoint.id)):
+            return
+        stored = await self._pool.fetch(_STORED_ENDPOINT, endpoint.id)
+        if not stored:
+            raise NotFound(f"there is no endpoint {endpoint.id}")
+        if stored[0]["document"] != document:
+            raise Conflict(
+                f"endpoint {endpoint.id} is at generation {stored[0]['generation']}, the change was made from "
+                f"{expected_generation}: read it again and repeat the change"
+            )
+
+    async def delete_endpoint(self, endpoint_id: str) -> bool:
+        return await self._write(_DELETE_ENDPOINT, (endpoint_id,), ("endpoint", endpoint_id))
+
+    async def api_key_by_hash(self, digest: bytes) -> ApiKey | None:
+        rows = await self._pool.fetch(f"{_API_KEY} WHERE hash = $1", digest)
+        return ApiKey(*rows[0]) if rows else None
+
+    async def api_keys(self) -> Sequence[ApiKey]:
+        return [ApiKey(*row) for row in await self._pool.fetch(f"{_API_KEY} ORDER BY id")]
+
+    async def put_api_key(self, key: ApiKey) -> None:
+        await self._write(_PUT_API_KEY, (key.id, key.hash, key.tenant, key.name, key.created_at), ("api_key", key.id))
+
+    async def delete_api_key(self, key_id: str) -> bool:
+        return await self._write(_DELETE_API_KEY, (key_id,), ("api_key", key_id))
+
+    async def audit(self, entry: AuditEntry) -> None:
+        await self._pool.fetch(_AUDIT, entry.at, entry.actor, entry.action, entry.subject, entry.tenant, entry.detail)
+
+    async def audit_log(self, tenant: str | None, after: str | None, limit: int) -> Page[AuditEntry]:
+        check_limit(limit)
+        (start,) = decode_numbers(after, 1) or (_NEWEST,)
+        if tenant is None:
+            rows = await self._pool.fetch(_AUDIT_LOG, start, limit + 1)
+        else:
+            rows = await self._pool.fetch(_AUDIT_LOG_OF, start, limit + 1, tenant)
+        entries = [AuditEntry(*tuple(row)[1:]) for row in rows[:limit]]
+        return Page(entries, encode_cursor(rows[limit - 1][0]) if len(rows) > limit else None)
+
+    async def _write(self, statement: str, values: Sequence[object], change: Change) -> bool:
+        """Whether the statement wrote its record; the change is noted in the same transaction."""
+
+        async def work(connection: Connection) -> bool:
+            async with connection.transaction():
+                if not await connection.fetch(statement, *values):
+                    return False
+                await changes.record(connection, [change])
+                return True
+
+        return await self._pool.run(work)
