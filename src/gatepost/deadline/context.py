@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextvars import Context, ContextVar, Token, copy_context
 from types import TracebackType
-from typing import Any, ClassVar, Final, Generic, NamedTuple, ParamSpec, TypeVar, cast
+from typing import Any, ClassVar, Final, Generic, ParamSpec, TypeAlias, TypeVar, cast
 
 from gatepost.clock import SYSTEM_CLOCK, Clock
 from gatepost.deadline.cut import Cut, current_owner, new_cut
@@ -28,27 +28,23 @@ F = TypeVar("F", bound=Callable[..., Any])
 D = TypeVar("D", Deadline, None)
 
 
-class _Frame(NamedTuple):
-    """What a context inherits: the deadline, and the cuts of the scopes around, which `shield` must find."""
-
-    deadline: Deadline | None
-    cuts: tuple[Cut, ...]
-
-
+_Frame: TypeAlias = tuple[Deadline | None, tuple[Cut, ...]]
+"""What a context inherits: the deadline, and the cuts of the scopes around, which `shield` must find. A plain tuple, since one
+is made for every scope."""
 ENTERED_ONCE: Final = "a deadline scope is entered once; write deadline(…) anew, or use it as a decorator"
 
-_OUTSIDE: Final = _Frame(None, ())
+_OUTSIDE: Final[_Frame] = (None, ())
 _frame: ContextVar[_Frame] = ContextVar("gatepost_deadline", default=_OUTSIDE)
 
 
 def current() -> Deadline | None:
     """The deadline in force, None when there is none."""
-    return _frame.get().deadline
+    return _frame.get()[0]
 
 
 def remaining() -> float | None:
     """Seconds left, at least 0.0; None when there is no deadline. Ask `current().remaining()` for how far it is past."""
-    in_force = _frame.get().deadline
+    in_force = _frame.get()[0]
     return None if in_force is None else max(0.0, in_force.remaining())
 
 
@@ -59,7 +55,7 @@ def timeout_for(
 
     Always above 0: raises `DeadlineExceeded` when less than `policy.min_useful` would be left. `cap` without a deadline.
     """
-    in_force = _frame.get().deadline
+    in_force = _frame.get()[0]
     if in_force is None:
         check_cap(cap, reserve)
         return cap
@@ -72,7 +68,7 @@ def timeout_for(
 
 def check(need: float = 0.0, *, where: str = "handler") -> None:
     """Raise `DeadlineExceeded` when fewer than `need` seconds are left: put it before work whose result nobody would see."""
-    in_force = _frame.get().deadline
+    in_force = _frame.get()[0]
     if in_force is not None:
         try:
             in_force.check(need, where=where)
@@ -133,11 +129,11 @@ class Scope(ABC, Generic[D]):
         if self._entered:
             raise RuntimeError(ENTERED_ONCE)
         self._entered = True
-        outer = _frame.get()
-        inside = self._inside = self._open(outer.deadline)
-        if self._shields and outer.cuts:
-            self._hold(outer.cuts)
-        self._token = _frame.set(_Frame(inside, outer.cuts))
+        outer, cuts = _frame.get()
+        inside = self._inside = self._open(outer)
+        if self._shields and cuts:
+            self._hold(cuts)
+        self._token = _frame.set((inside, cuts))
         return inside
 
     def __exit__(self, *_error: object) -> None:
@@ -147,14 +143,15 @@ class Scope(ABC, Generic[D]):
         if self._entered:
             raise RuntimeError(ENTERED_ONCE)
         self._entered = True
-        outer = _frame.get()
-        cuts: tuple[Cut, ...] = outer.cuts
-        inside = self._inside = self._open(outer.deadline)
+        outer: Deadline | None
+        cuts: tuple[Cut, ...]
+        outer, cuts = _frame.get()
+        inside = self._inside = self._open(outer)
         if inside is not None:
             self._cut = new_cut(inside.remaining(), shielded=self._shields and _being_cancelled(cuts))
         if self._shields and cuts:
             self._hold(cuts)
-        self._token = _frame.set(_Frame(inside, cuts if self._cut is None else (*cuts, self._cut)))
+        self._token = _frame.set((inside, cuts if self._cut is None else (*cuts, self._cut)))
         return inside
 
     async def __aexit__(
@@ -267,7 +264,7 @@ class deadline(Scope[Deadline]):  # noqa: N801 - used like a function, as `conte
         if limit is None:
             assert self._until is not None
             return Deadline.until(round(self._until * NANOSECONDS), name=self._name, clock=clock).within(outer)
-        expires_ns = clock.monotonic_ns() + round(limit * NANOSECONDS)
+        expires_ns = clock.monotonic_ns() + round(limit * NANOSECONDS)  # `Deadline.after`, without checking again
         inside = Deadline(expires_ns, (Limit(self._name, limit, expires_ns),), clock)
         return inside if outer is None else inside.within(outer)
 
