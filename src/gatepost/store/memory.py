@@ -87,6 +87,7 @@ class MemoryStore(MemoryRegistry):
         self._dead: dict[int, DeadLetter] = {}
         self._outbox: dict[int, OutboxEvent] = {}
         self._fan_outs: dict[int, FanOut] = {}  # by event id; unfinished ones
+        self._states: dict[int, bytes] = {}  # by endpoint number
         self._parts = MemoryParts(clock, parts)
         self._outbox_watchers: list[asyncio.Event] = []
         self._connect()
@@ -224,6 +225,15 @@ class MemoryStore(MemoryRegistry):
         else:
             self._fan_outs[fan_out.event_id] = fan_out._replace(after=after)
         return True
+
+    # -- what is learned about endpoints
+
+    async def save_states(self, states: Mapping[int, bytes]) -> None:
+        self._check_open()
+        self._states.update(states)
+
+    async def load_states(self, endpoints: Collection[int]) -> Mapping[int, bytes]:
+        return {number: self._states[number] for number in endpoints if number in self._states}
 
     # -- owner writes
 

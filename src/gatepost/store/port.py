@@ -149,6 +149,16 @@ class DeliveryStore(Protocol):
         """
         ...
 
+    # -- what is learned about endpoints
+    async def save_states(self, states: Mapping[int, bytes]) -> None:
+        """Keep what the owner learned about endpoints (by number), replacing what was kept; small, opaque, and not fenced:
+        an older one does no harm."""
+        ...
+
+    async def load_states(self, endpoints: Collection[int]) -> Mapping[int, bytes]:
+        """What was kept about these endpoints; absent ones are left out."""
+        ...
+
     # -- owner writes
     async def settle(self, batch: SettleBatch) -> SettleResult:
         """Apply results and write the attempt log in one transaction."""

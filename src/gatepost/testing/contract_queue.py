@@ -256,6 +256,18 @@ class QueueContract(ContractBase):
             await self.maintain(owner)
             assert event.event_id not in await owner.store.load_events([event.event_id])
 
+    # -- what is learned about endpoints
+
+    async def test_what_was_learned_about_endpoints_is_kept(self) -> None:
+        """Opaque bytes by endpoint; a later value replaces an earlier one, and what was never kept is left out."""
+        async with self.owned() as owner:
+            learned = {number: bytes([number % 256]) * 40 for number in range(1, 200)}
+            await owner.store.save_states(learned)
+            await owner.store.save_states({7: b"newer", 300: b""})
+            assert await owner.store.load_states(range(1, 400)) == {**learned, 7: b"newer", 300: b""}
+            assert await owner.store.load_states([7, 999]) == {7: b"newer"}
+            assert await owner.store.load_states([]) == {}
+
     # -- ownership
 
     async def test_a_part_has_one_owner(self) -> None:

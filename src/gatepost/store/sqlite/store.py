@@ -52,6 +52,7 @@ from gatepost.store.rows import (
 from gatepost.store.secretbox import SecretBox
 from gatepost.store.sqlite import fan_out as fan_outs
 from gatepost.store.sqlite import operate, reads, views
+from gatepost.store.sqlite import states as endpoint_states
 from gatepost.store.sqlite.connection import connect, store_error
 from gatepost.store.sqlite.finder import NEWEST, find, matching
 from gatepost.store.sqlite.identity import FileIdentity
@@ -248,6 +249,14 @@ class SqliteStore(SqliteRegistry):
     async def extend(self, fan_out: FanOut, targets: Sequence[Target], after: int | None) -> bool:
         rows = 1 + len(targets)
         return await self._writer.call(rows, self._work.extend, fan_out, targets, after)
+
+    # -- what is learned about endpoints
+
+    async def save_states(self, states: Mapping[int, bytes]) -> None:
+        await self._writer.call(len(states), endpoint_states.save, dict(states))
+
+    async def load_states(self, endpoints: Collection[int]) -> Mapping[int, bytes]:
+        return await self._hot.run(endpoint_states.load, endpoints)
 
     # -- owner writes
 
