@@ -1,7 +1,8 @@
 """Brings a file to the schema this code needs, and refuses files it must not touch.
 
-Migrations are numbered `.sql` files, each applied in one transaction with its number as `user_version`. A file of a newer
-schema is used when that schema says that this code may (`meta.oldest_code`). Called by the store and the outbox when opening.
+Migrations are numbered `.sql` files; all that a file lacks are applied in one transaction, the last number as `user_version`.
+A file of a newer schema is used when that schema says that this code may (`meta.oldest_code`). Called by the store and the
+outbox when opening, and by `gatepost migrate`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+from collections.abc import Sequence
 from typing import Final
 
 from gatepost.clock import Clock
@@ -69,9 +71,8 @@ def _prepare(connection: sqlite3.Connection, path: str | os.PathLike[str], may_m
             f"{os.fspath(path)} has schema {version}, this code needs {known[-1].number}: start the dispatcher of this "
             "version once, it brings the file up to date"
         )
-    for migration in known:
-        if migration.number > version:
-            _apply(connection, migration)
+    if version < known[-1].number:
+        _apply(connection, known)
     version = _number(connection, "PRAGMA user_version")
     oldest_code = _number(connection, "SELECT value FROM meta WHERE name = 'oldest_code'")
     if version > known[-1].number and oldest_code > known[-1].number:
@@ -89,15 +90,18 @@ def _check_unused(connection: sqlite3.Connection, path: str | os.PathLike[str]) 
         )
 
 
-def _apply(connection: sqlite3.Connection, migration: Migration) -> None:
+def _apply(connection: sqlite3.Connection, known: Sequence[Migration]) -> None:
+    """All that is missing in one transaction, so that nobody meets a file with half of them."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         # Another process may have been first, while we waited for the lock.
-        if _number(connection, "PRAGMA user_version") < migration.number:
-            for statement in _statements(migration.sql):
-                connection.execute(statement)
-            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            connection.execute(f"PRAGMA user_version = {migration.number}")
+        version = _number(connection, "PRAGMA user_version")
+        for migration in known:
+            if migration.number > version:
+                for statement in _statements(migration.sql):
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA user_version = {migration.number}")
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:
