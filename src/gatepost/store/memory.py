@@ -119,8 +119,10 @@ class MemoryStore(MemoryRegistry):
         return [self._enqueue_one(event) for event in batch]
 
     def _enqueue_one(self, event: NewEvent) -> EnqueueResult:
-        if event.event_id in self._events:
-            return self._refused(event, event.event_id, conflict=False)
+        known = self._events.get(event.event_id)
+        if known is not None:
+            differs = (known.tenant, _content(known)) != (event.tenant, _content(event))
+            return self._refused(event, event.event_id, conflict=differs)
         if event.key is not None:
             first = self._keys.setdefault((event.tenant, event.key), event.event_id)
             if first != event.event_id:

@@ -77,14 +77,15 @@ class FanOut(NamedTuple):
 class EnqueueResult(NamedTuple):
     """What became of one `NewEvent`. With `duplicate` or `conflict` nothing was stored and `event_id` is the first event's.
 
-    An event id that is stored already is a duplicate too, so that a call of unknown outcome can be repeated. The outbox row
-    of a duplicate is removed; that of a conflict stays until `outbox_drop`.
+    An event id that is stored already is a duplicate too, so that a call of unknown outcome can be repeated; with another tenant,
+    type or body it is a conflict, and `event_id` its own: two publishers drew the same id. The outbox row of a duplicate is
+    removed; that of a conflict stays until `outbox_drop`.
     """
 
     event_id: int
     duplicate: bool
     conflict: bool
-    """The key was used before with another type or body."""
+    """The key, or the id, was used before with another type or body."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,6 +86,23 @@ class QueueContract(ContractBase):
             [again] = await owner.enqueue(owner.event(1, key="k"))
             assert again == EnqueueResult(event.event_id, duplicate=True, conflict=False)
 
+    async def test_an_id_that_is_another_events_is_a_conflict_and_names_itself(self) -> None:
+        """Publishers without a node draw ids at random: of two that meet, none may pass for a repetition and be lost."""
+        async with self.owned() as owner:
+            event = owner.event()
+            others = [replace(owner.event(body=b"other"), event_id=event.event_id), replace(event, tenant="else")]
+            await owner.enqueue(event)
+            taken = EnqueueResult(event.event_id, duplicate=False, conflict=True)
+            assert list(await owner.enqueue(*others)) == [taken, taken]
+            fresh = owner.event()
+            met = replace(owner.event(body=b"other"), event_id=fresh.event_id)
+            results = list(await owner.enqueue(fresh, fresh, met))
+            assert [(result.duplicate, result.conflict) for result in results] == [
+                (False, False),
+                (True, False),
+                (False, True),
+            ]
+
     async def test_a_key_used_again_with_the_same_event_is_a_duplicate(self) -> None:
         """A producer that retries gets the first event's id, and nothing is delivered twice."""
         async with self.owned() as owner:

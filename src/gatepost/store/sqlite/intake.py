@@ -109,7 +109,7 @@ class Intake:
         for at, (event, fingerprint) in enumerate(zip(events, fingerprints, strict=True)):
             event_id = event.event_id
             if event_id in accepted or event_id in stored:
-                results.append(EnqueueResult(event_id, duplicate=True, conflict=False))
+                results.append(_refused(event_id, self._differs(event, accepted.get(event_id))))
                 continue
             if fingerprint is not None:
                 first = first_by_key.get(fingerprint)
@@ -129,6 +129,14 @@ class Intake:
         """Which of these events exist. Ids rise, so that the usual answer costs nothing."""
         doubtful = [number for number in ids if number <= self._newest]
         return {row[0] for row in _KNOWN_EVENTS.fetch(self._connection, doubtful)} if doubtful else set()
+
+    def _differs(self, event: NewEvent, accepted: NewEvent | None) -> bool:
+        """Whether the event under this id is another one: publishers that draw ids without asking may meet."""
+        if accepted is not None:
+            return (accepted.tenant, _content(accepted)) != (event.tenant, _content(event))
+        query = "SELECT tenant, type, content_type, body FROM event WHERE id = ?"
+        row = self._connection.execute(query, (event.event_id,)).fetchone()
+        return row is not None and row != (event.tenant, *_content(event))
 
     def _differs_from_stored(self, event: NewEvent, first: int) -> bool:
         row = self._connection.execute("SELECT type, content_type, body FROM event WHERE id = ?", (first,)).fetchone()
