@@ -27,9 +27,10 @@ CREATE TABLE gp_node (
 ) WITH (fillfactor = 30, autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 200);
 
 CREATE TABLE gp_part (
-  part  integer PRIMARY KEY,
-  owner text,                    -- gp_node.name; null: nobody's
-  epoch bigint  NOT NULL         -- fencing token, raised whenever the part is taken
+  part        integer PRIMARY KEY,
+  owner       text,                      -- gp_node.name; null: nobody's
+  epoch       bigint NOT NULL,           -- fencing token, raised whenever the part is taken
+  strict_from bigint NOT NULL DEFAULT 0  -- before it an earlier owner may still be at work on a FIFO lane
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 500);
 INSERT INTO gp_part (part, owner, epoch) SELECT part, NULL, 0 FROM generate_series(0, 1023) AS part;
 
