@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from gatepost.deadline.context import current
-from gatepost.deadline.value import DEFAULT_POLICY, Deadline
+from gatepost.deadline.value import Deadline
 from gatepost.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -64,11 +64,15 @@ class Tier:
         for field in ("connect", "write", "read", "pool"):
             value = getattr(self, field)
             if not (math.isfinite(value) and value > 0):
-                raise ConfigurationError(f"{field}={value!r} in tier {self.name}: write seconds above 0, for example 0.5")
+                raise ConfigurationError(
+                    f"{field}={value!r} in tier {self.name}: write seconds above 0, for example 0.5"
+                )
         for field in ("tls", "reserve"):
             value = getattr(self, field)
             if not (math.isfinite(value) and value >= 0):
-                raise ConfigurationError(f"{field}={value!r} in tier {self.name}: write seconds from 0, for example 0.01")
+                raise ConfigurationError(
+                    f"{field}={value!r} in tier {self.name}: write seconds from 0, for example 0.01"
+                )
         ratio = RATIO_INTERNAL if self.internal else RATIO_EXTERNAL
         if self.connect > CONNECT_FLOOR and self.connect * ratio > self.read:
             warnings.warn(
@@ -142,9 +146,7 @@ class Timeouts:
     def httpx(self) -> httpx.Timeout:
         """For `httpx`. It has no total: use `gatepost.deadline.clients.httpx` where a slow drip must not pass."""
         library: Any = _import("httpx")
-        timeout: httpx.Timeout = library.Timeout(
-            connect=self.connect, read=self.read, write=self.write, pool=self.pool
-        )
+        timeout: httpx.Timeout = library.Timeout(connect=self.connect, read=self.read, write=self.write, pool=self.pool)
         return timeout
 
     def httpx2(self) -> httpx2.Timeout:
@@ -199,8 +201,7 @@ def timeouts_for(tier: Tier, *, deadline: Deadline | None = None) -> Timeouts:
     in_force = current() if deadline is None else deadline
     left = math.inf
     if in_force is not None:
-        left = in_force.timeout_for(tier.total, where=f"call to {tier.name}", policy=DEFAULT_POLICY)
-    # A profile without TLS has 0 here; nobody passes that on by itself.
+        left = in_force.timeout_for(tier.total, where=f"call to {tier.name}")
     return Timeouts(
         min(tier.connect, left),
         min(tier.tls, left),

@@ -6,42 +6,74 @@ byte of the body, wherever that is read. Used by the modules beside it; nothing 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Final
+from typing import Any, Final, Protocol
 
+from gatepost.clock import SYSTEM_CLOCK
 from gatepost.deadline.context import current
 from gatepost.deadline.tiers import Tier
-from gatepost.deadline.value import NANOSECONDS, Deadline, DeadlineExceeded
+from gatepost.deadline.value import NANOSECONDS, Deadline, DeadlineExceeded, Limit
+from gatepost.deadline.wire import DEADLINE_EXCEEDED_HEADER, REQUEST_TIMEOUT, parse_request_timeout
 
-REQUEST_TIMEOUT: Final = "Request-Timeout"
-DEADLINE_EXCEEDED: Final = "Deadline-Exceeded"
 STATUS_TIMED_OUT: Final = 504
 CALL_MIN: Final = 0.001
 """Seconds below which nothing is sent."""
+STAGES: Final = frozenset({"arrival", "admission", "handler"})
+
+
+class Headers(Protocol):
+    """Header fields of any library; names are found whatever their case."""
+
+    def get(self, name: str, /) -> Any:
+        """The value, None without one."""
+        ...
+
+
+class CallExceeded(DeadlineExceeded):
+    """A call ran out of time, here or at the service called. Each client raises a kind that is also its library's timeout."""
+
+    def __init__(
+        self,
+        where: str,
+        overdue: float,
+        chain: tuple[Limit, ...],
+        stage: str | None = None,
+        retry_allowed: bool = False,
+    ) -> None:
+        DeadlineExceeded.__init__(self, where, overdue, chain)
+        self.stage = stage
+        """Where the service called gave up ("arrival", "admission", "handler"); None when it was us."""
+        self.retry_allowed = retry_allowed
+        """False when the call had been given all the time that was left: a retry can only fail in the same way."""
+
+    def __reduce__(self) -> tuple[type[CallExceeded], tuple[object, ...]]:  # type: ignore[override]  # more arguments
+        return type(self), (self.where, self.overdue, self.chain, self.stage, self.retry_allowed)
 
 
 class Call:
-    """A call in progress. Raises `DeadlineExceeded` where it is made when too little time is left to send anything."""
+    """A call in progress. Making one raises `CallExceeded` when too little time is left to send anything."""
 
-    __slots__ = ("_error", "deadline", "tier", "whole")
+    __slots__ = ("_error", "deadline", "host", "tier", "whole")
 
-    def __init__(self, tier: Tier, error: type[DeadlineExceeded] = DeadlineExceeded) -> None:
+    def __init__(self, tier: Tier, error: type[CallExceeded] = CallExceeded) -> None:
         ambient = current()
-        own = (
-            Deadline.after(tier.total, name=f"{tier.name} total")
-            if ambient is None
-            else Deadline.after(tier.total, name=f"{tier.name} total", clock=ambient.clock)
-        )
+        clock = SYSTEM_CLOCK if ambient is None else ambient.clock
+        own = Deadline.after(tier.total, name=f"{tier.name} total", clock=clock)
         self.tier = tier
         self.whole = ambient is not None and ambient.expires_ns <= own.expires_ns
         """Whether the call has all the time that is left, so that another try could not have any."""
-        # An ambient deadline that is the tighter one is named alone in error texts.
+        # When the ambient deadline is the tighter one, it alone belongs into error texts.
         self.deadline = ambient if ambient is not None and self.whole else own.within(ambient)
+        self.host: str | None = None
+        """The host first called, where a client follows redirects within one call."""
         self._error = error
         if self.deadline.remaining() < CALL_MIN:
             raise self.exceeded("before the call")
+
+    def __repr__(self) -> str:
+        return f"<Call {self.tier.name} {self.deadline.remaining():.3f} s left>"
 
     def seconds(self, own: float | None, where: str) -> float:
         """Seconds for the next step: its `own` limit, at most what is left, always above 0."""
@@ -55,46 +87,40 @@ class Call:
         """Whether no time is left."""
         return self.deadline.expired
 
-    def exceeded(self, where: str) -> DeadlineExceeded:
+    def exceeded(self, where: str) -> CallExceeded:
         """The error to raise, of the class that the library's users catch."""
-        return self._error(where, max(0.0, -self.deadline.remaining()), self.deadline.chain)
+        return self._error(where, max(0.0, -self.deadline.remaining()), self.deadline.chain, None, not self.whole)
 
-    def headers(self) -> list[tuple[str, str]]:
-        """What to tell the other side: the time left less the tier's reserve, and nothing outside internal tiers."""
+    def headers(self, sent: Headers) -> list[tuple[str, str]]:
+        """Headers to set beside those `sent` anyway: the time left less the tier's reserve; none outside internal tiers.
+
+        A shorter `Request-Timeout` that the caller wrote stays.
+        """
         if not self.tier.internal:
             return []
-        left = self.deadline.remaining()
-        given_ns = self.deadline.expires_ns - round(self.tier.reserve_for(left) * NANOSECONDS)
+        reserve = self.tier.reserve_for(self.deadline.remaining())
+        given_ns = self.deadline.expires_ns - round(reserve * NANOSECONDS)
         given = Deadline(given_ns, self.deadline.chain, self.deadline.clock)
-        if given.remaining() < CALL_MIN:
+        left_ns = given.remaining_ns()
+        if left_ns < CALL_MIN * NANOSECONDS:
             raise self.exceeded("before the call")
+        written = sent.get(REQUEST_TIMEOUT)
+        if (
+            written is not None
+            and (asked := parse_request_timeout(written.strip(" \t"))) is not None
+            and asked < left_ns
+        ):
+            return []
         return given.to_headers()
 
-    def refused(self, status: int, headers: Mapping[str, str]) -> PeerExceeded | None:
+    def refused(self, status: int, headers: Headers) -> CallExceeded | None:
         """The error an answer stands for when the other side ran out of time, None for every other answer."""
-        if status != STATUS_TIMED_OUT or (stage := headers.get(DEADLINE_EXCEEDED)) is None:
+        if status != STATUS_TIMED_OUT or (stage := headers.get(DEADLINE_EXCEEDED_HEADER)) is None:
             return None
-        # Nothing but a word of ours may get into error texts from a header.
-        return PeerExceeded(stage if stage in STAGES else "unknown", self.whole, self.deadline)
-
-
-STAGES: Final = frozenset({"arrival", "admission", "handler"})
-
-
-class PeerExceeded(DeadlineExceeded):
-    """The other side answered 504 with `Deadline-Exceeded`: our time, or the part we gave it, was too short for it."""
-
-    def __init__(self, stage: str, whole: bool, deadline: Deadline) -> None:
-        super().__init__(f"the service called ({stage})", max(0.0, -deadline.remaining()), deadline.chain)
-        self.stage = stage
-        """Where it gave up: "arrival", "admission" or "handler"."""
-        self.retry_allowed = not whole
-        """False when the call had been given all the time that was left: a retry can only fail in the same way."""
-        self._deadline = deadline
-
-    def __reduce__(self) -> tuple[type[DeadlineExceeded], tuple[str, float, tuple[object, ...]]]:  # type: ignore[override]
-        # Another process has no use for the deadline, and the plain error says all the rest.
-        return DeadlineExceeded, (self.where, self.overdue, self.chain)
+        # A header's text is somebody else's: only words we know get into the error.
+        stage = stage if stage in STAGES else "unknown"
+        late = max(0.0, -self.deadline.remaining())
+        return self._error(f"the service called ({stage})", late, self.deadline.chain, stage, not self.whole)
 
 
 _call: ContextVar[Call | None] = ContextVar("gatepost_call", default=None)
@@ -115,12 +141,19 @@ def working_for(call: Call) -> Iterator[None]:
         _call.reset(token)
 
 
-def find_exceeded(error: BaseException | None) -> DeadlineExceeded | None:
-    """The `DeadlineExceeded` behind an error that a library wrapped, None when there is none."""
+def find_exceeded(error: BaseException) -> CallExceeded | None:
+    """The `CallExceeded` behind an error that a library wrapped, None when there is none."""
+    return next((cause for cause in _causes(error) if isinstance(cause, CallExceeded)), None)
+
+
+def caused_by(error: BaseException, *kinds: type[BaseException]) -> bool:
+    """Whether an error of one of `kinds` is behind this one, or it is one."""
+    return any(isinstance(cause, kinds) for cause in _causes(error))
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
-        if isinstance(error, DeadlineExceeded):
-            return error
+        yield error
         seen.add(id(error))
         error = error.__cause__ or error.__context__
-    return None
