@@ -22,9 +22,9 @@ ROUNDS_MAX: Final = 4
 # `IS TRUE` keeps the planner from making a join of the test: it is a lookup in a hash, however wrong the row estimates are.
 MARK_AND_WAIT: Final = """
 active AS (
- INSERT INTO gp_active (part, lane) SELECT DISTINCT t.part, t.lane FROM t
+ INSERT INTO gp_active (part, lane, tenant) SELECT t.part, t.lane, min(t.tenant) FROM t
   WHERE NOT EXISTS (SELECT 1 FROM gp_active AS a WHERE a.part = t.part AND a.lane = t.lane AND a.idle_at IS NULL)
-  ORDER BY 1, 2 ON CONFLICT (part, lane) DO UPDATE SET idle_at = NULL),
+  GROUP BY 1, 2 ORDER BY 1, 2 ON CONFLICT (part, lane) DO UPDATE SET idle_at = NULL),
 delivery AS (
  INSERT INTO gp_delivery (lane, due_at, id, event_id, born_at, part)
   SELECT t.lane, t.due_at, t.id, t.event_id, t.born_at, t.part FROM t),

@@ -56,8 +56,10 @@ CREATE TABLE gp_active (
   part    integer NOT NULL,
   lane    bigint  NOT NULL,
   idle_at bigint,
+  tenant  text    NOT NULL,  -- whose endpoint it is: what waits for a tenant is found by its lanes
   PRIMARY KEY (part, lane)
 ) WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000);
+CREATE INDEX gp_active_tenant ON gp_active (tenant, lane);
 
 -- Payload once per event, whatever its fan-out; a partition per day of ids, since ids rise with time. The default partition takes
 -- what has none, so that nothing is lost because one is missing.
@@ -83,19 +85,23 @@ CREATE TABLE gp_history (
   tenant   text     NOT NULL,
   PRIMARY KEY (id)
 ) PARTITION BY RANGE (id);
-CREATE INDEX gp_history_event ON gp_history (event_id);
+CREATE INDEX gp_history_event ON gp_history (event_id, id);
 CREATE INDEX gp_history_endpoint ON gp_history ((lane >> 8), id);
 CREATE INDEX gp_history_tenant ON gp_history (tenant, id);
+-- Dead and cancelled ones are few among many: they are listed without walking the others.
+CREATE INDEX gp_history_ended ON gp_history ((lane >> 8), state, id) WHERE state > 0;
+CREATE INDEX gp_history_tenant_ended ON gp_history (tenant, state, id) WHERE state > 0;
 CREATE TABLE gp_history_default PARTITION OF gp_history DEFAULT;
 
--- Idempotency keys: a fingerprint of 16 bytes, whatever the key's length. Ids rise with time, so expiry finds the oldest by block.
+-- Idempotency keys: a fingerprint of 16 bytes, whatever the key's length. Ids rise with time, so expiry begins at the index's
+-- left end, and a new key is written to its right one (by block, BRIN would not do: blocks are used again, and stay "old").
 CREATE TABLE gp_dedup (
   tenant   text   NOT NULL,
   key      bytea  NOT NULL,
   event_id bigint NOT NULL,
   PRIMARY KEY (tenant, key)
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_insert_scale_factor = 0.05);
-CREATE INDEX gp_dedup_event ON gp_dedup USING brin (event_id) WITH (autosummarize = on);
+CREATE INDEX gp_dedup_event ON gp_dedup (event_id);
 
 -- An event with more targets than one transaction takes: how far its deliveries have been made.
 CREATE TABLE gp_fan_out (
