@@ -259,7 +259,7 @@ class Dispatcher:
         async def opened() -> AsyncIterator[Dispatcher]:
             client = DispatchClient(limits, egress=egress, resolver=resolver, proxy=proxy, observer=observer)
             try:
-                store = open_store(url, keys=keys)
+                store = await open_store(url, keys=keys)
                 try:
                     dispatcher = cls(store, client, settings=chosen, observer=observer)
                     try:

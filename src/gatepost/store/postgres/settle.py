@@ -69,7 +69,7 @@ _LOG_TYPES: Final = {"number": "integer", "status": "integer", "response": "byte
 )
 """Everything else is text."""
 _LOG: Final = (
-    "log AS (INSERT INTO gp_attempt ("
+    "log AS (INSERT INTO gp_attempt ("  # noqa: S608 - our own words
     + ", ".join(AttemptRow._fields)
     + ") SELECT * FROM unnest("
     + ", ".join(f"{{log_{name}}}::{_LOG_TYPES.get(name, 'text')}[]" for name in AttemptRow._fields)
