@@ -161,17 +161,23 @@ class Scope(ABC, Generic[D]):
         if self._cut is not None and self._cut.close(kind, error, traceback):
             assert self._inside is not None
             where = self._name or "scope"
-            COUNTERS.count(Metric.EXCEEDED, where)
+            if not self._cut.asked:
+                COUNTERS.count(Metric.EXCEEDED, where)
             raise self._inside.exceeded(where) from error
 
     def stop_cutting(self) -> None:
-        """Let the body of an `async with` scope go on past its time; `remaining()` stays as it is. For servers that have
-        begun to answer."""
+        """Let the body of an `async with` scope go on past its time; `remaining()` stays as it is."""
         if self._cut is not None:
             self._cut.hold()
 
+    def release(self) -> None:
+        """Stop cutting, and give what the running task does from here until the end of the scope no deadline at all: for
+        servers whose answer has begun, and may be a stream."""
+        self.stop_cutting()
+        _frame.set(_OUTSIDE)
+
     def cut_now(self) -> None:
-        """Cut the body of an `async with` scope at the next turn of the loop, as if its time were up."""
+        """Cut the body of an `async with` scope at the next turn of the loop: not for time, and not counted as that."""
         if self._cut is not None:
             self._cut.now()
 

@@ -28,6 +28,11 @@ class Cut(Protocol):
         """Whether it has asked for the cancellation."""
         ...
 
+    @property
+    def asked(self) -> bool:
+        """Whether it fired because `now` said so, before its time."""
+        ...
+
     def hold(self) -> bool:
         """Do not fire until `resume`; False when it has fired, is held already, or is closed."""
         ...
@@ -74,12 +79,13 @@ def current_owner() -> object:
 class _AsyncioCut:
     """As `asyncio.Timeout`, whose rules for telling cancellations apart it follows, without its own error and states."""
 
-    __slots__ = ("_cancelling", "_handle", "_loop", "_when", "fired", "owner")
+    __slots__ = ("_cancelling", "_handle", "_loop", "_when", "asked", "fired", "owner")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any], seconds: float) -> None:
         self._loop = loop
         self.owner: asyncio.Task[Any] | None = task
         self.fired = False
+        self.asked = False
         self._cancelling = task.cancelling()
         self._when = loop.time() + seconds
         self._handle: asyncio.Handle | None = loop.call_at(self._when, self._fire)
@@ -103,6 +109,7 @@ class _AsyncioCut:
 
     def now(self) -> None:
         if self.owner is not None and not self.fired:
+            self.asked = True
             self.hold()
             # Not at once: a task that is running would keep the request for its next await, after the scope.
             self._handle = self._loop.call_soon(self._fire)
@@ -123,12 +130,13 @@ class _AsyncioCut:
 class _AnyioCut:
     """A cancel scope of anyio. Its loop keeps cancelling until the scope is left, so `close` must run in the same task."""
 
-    __slots__ = ("_scope", "_when", "owner")
+    __slots__ = ("_scope", "_when", "asked", "owner")
 
     def __init__(self, scope: Any, owner: object) -> None:
         self._scope = scope
         self._when = float(scope.deadline)
         self.owner: object = owner
+        self.asked = False
         scope.__enter__()
 
     @property
@@ -147,6 +155,7 @@ class _AnyioCut:
 
     def now(self) -> None:
         if self.owner is not None:
+            self.asked = True
             self._scope.cancel()
 
     def close(

@@ -120,15 +120,18 @@ class DeadlineMessage(TypedDict):
 
 
 def read_headers(
-    items: Iterable[tuple[Text, Text]] | Mapping[str, str], policy: DeadlinePolicy, wall_us: int
+    items: Iterable[tuple[Text, Text]] | Mapping[str, str],
+    policy: DeadlinePolicy,
+    wall_us: int,
+    known: tuple[str, int] | None = None,
 ) -> Received:
     """The budget in a request's headers, by `policy`; `wall_us` is now in UTC microseconds.
 
-    The least of all readable values holds, the age in the proxy's queue and the allowance are taken off, then `max` holds.
+    `known` is a source and nanoseconds that came another way, as gRPC's own deadline does. The least of all readable values
+    holds, the age in the proxy's queue and the allowance are taken off, then `max` holds.
     """
     problems: list[Problem] = []
-    least: int | None = None
-    source = "default"
+    source, least = ("default", None) if known is None else known
     age_ns = 0
     pairs = items.items() if isinstance(items, Mapping) else items
     for raw_name, raw_value in pairs:
