@@ -133,7 +133,7 @@ async def linked(user: User, *, tls: bool) -> AsyncIterator[tuple[Connection, Pe
             theirs.setblocking(False)
             theirs.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             keeper = Keeper()
-            connection = Connection(asyncio.get_running_loop(), ours, "127.0.0.1", keeper, 0.0)
+            connection = Connection(asyncio.get_running_loop(), ours, "127.0.0.1", 80, keeper, 0.0)
             connection.user = user
             yield connection, Peer(theirs, context), keeper, ours
             connection.close()
@@ -320,7 +320,7 @@ async def test_an_idle_connection_tells_its_keeper_once(tls: bool, what: str) ->
         connection.user = None
         await asyncio.sleep(0.01)
         assert not keeper.moved, "tickets are no event"
-        assert connection.still_idle()
+        assert connection.still_idle(look=True)
         if what == "bytes":
             peer.say(b"HTTP/1.1 408 Request Timeout\r\n\r\n")
         else:

@@ -85,7 +85,7 @@ class Bench:
         """What a flight does in a slot of its own."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        connection = Connection(asyncio.get_running_loop(), ours, "192.0.2.1", self.pool, self.now)
+        connection = Connection(asyncio.get_running_loop(), ours, "192.0.2.1", 80, self.pool, self.now)
         connection.start_plain()
         self.pool.adopt(host, connection, self.now)
         self.peers[connection] = theirs

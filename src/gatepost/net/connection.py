@@ -84,6 +84,7 @@ class Connection:
         "idle_since",
         "keeper",
         "opened_at",
+        "peer",
         "policy_checked",
         "served_count",
         "usable_until",
@@ -95,6 +96,7 @@ class Connection:
         loop: asyncio.AbstractEventLoop,
         sock: socket.socket | TlsSocket,
         address: str,
+        port: int,
         keeper: ConnectionKeeper,
         now: float,
     ) -> None:
@@ -116,6 +118,8 @@ class Connection:
         """It never will be. What TLS says of itself may still empty the buffers, which must not look like a whole request."""
         self.address = address
         """The peer's address without the port."""
+        self.peer = peer_text(address, port)
+        """With it, as records show it."""
         self.keeper = keeper
         self.user: ConnectionUser | None = None
         self.opened_at = now
@@ -302,16 +306,16 @@ class Connection:
         if not self.closed:
             self._on_readable()
 
-    def still_idle(self) -> bool:
-        """Look once more before the next request is written; False when it had to be closed. Costs 0.6 µs.
+    def still_idle(self, look: bool) -> bool:
+        """Whether the next request may be written; False when it had to be closed. `look` costs a system call.
 
-        The loop may not have come round since bytes arrived, and they would be taken for the answer to what is written now. A
-        FIN is not looked for: it can only cost a stale retry.
+        Bytes that arrived since the loop last polled would be taken for the answer to what is written now, so whoever cannot
+        say that it polled just now must `look`. A FIN is not looked for: it can only cost a stale retry.
         """
         tls = self._tls
         if tls is not None and (tls.eof or tls.fault is not None):
             self._end(None)
-        elif _queued(self._sock, termios.FIONREAD):
+        elif look and _queued(self._sock, termios.FIONREAD) != _NO_BYTES:
             self._on_readable()
         return not self.closed
 
@@ -393,7 +397,7 @@ class Connection:
         """
         if self.closed:
             return
-        if self._unfinished or _queued(self._sock, termios.TIOCOUTQ):
+        if self._unfinished or _queued(self._sock, termios.TIOCOUTQ) != _NO_BYTES:
             try:
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             except OSError:  # the peer was faster
@@ -407,11 +411,16 @@ class Connection:
         self._sock.close()
 
 
-def _queued(sock: socket.socket | TlsSocket, queue: int) -> int:
-    """Bytes in one of the kernel's queues of a socket: FIONREAD is received and not read, TIOCOUTQ (the number of SIOCOUTQ) sent
-    and not acknowledged. 0 where the system cannot say.
+def peer_text(address: str, port: int) -> str:
+    """Address and port as records show them."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def _queued(sock: socket.socket | TlsSocket, queue: int) -> bytes:
+    """Bytes in one of the kernel's queues of a socket, an int as the kernel writes it: FIONREAD is received and not read, TIOCOUTQ
+    (the number of SIOCOUTQ) sent and not acknowledged. `_NO_BYTES` where the system cannot say.
     """
     try:
-        return int.from_bytes(fcntl.ioctl(sock.fileno(), queue, _NO_BYTES), sys.byteorder)
+        return fcntl.ioctl(sock.fileno(), queue, _NO_BYTES)
     except OSError:
-        return 0
+        return _NO_BYTES

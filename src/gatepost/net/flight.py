@@ -15,10 +15,11 @@ from gatepost.delivery.attempt import Attempt, attempt_record
 from gatepost.delivery.outcome import End, Evidence, Verdict, classify
 from gatepost.delivery.policy import ClientPolicy
 from gatepost.errors import ResolveError
-from gatepost.net.connection import Connection
+from gatepost.net.connection import Connection, peer_text
 from gatepost.net.dial import Dial, interleave
 from gatepost.net.names import Found
 from gatepost.net.pool import Host
+from gatepost.net.sweeper import CAME_ROUND
 from gatepost.net.tls_socket import TlsSocket
 from gatepost.net.tunnel import Tunnel
 from gatepost.wire.egress import Denied
@@ -275,9 +276,7 @@ class Flight:
         self._limit(self._connect_at - now, now)
         preferred = self._host.preferred_family
         ordered = interleave(addresses, None if preferred is None else socket.AddressFamily(preferred))
-        via = self._host.via
-        port = self._host.target.port if via is None else via.port
-        self._dial = Dial(self._client.loop, ordered, port, self.on_connected, self.on_connect_failed)
+        self._dial = Dial(self._client.loop, ordered, self._port, self.on_connected, self.on_connect_failed)
         self._dial.start()
 
     def on_connect_failed(self, reason: Reason) -> None:
@@ -319,6 +318,12 @@ class Flight:
         self._next(CONNECT)
         self._end(End.FAULT, reason)
 
+    @property
+    def _port(self) -> int:
+        """That we connect to: the receiver's or the proxy's."""
+        via = self._host.via
+        return self._host.target.port if via is None else via.port
+
     def _proxied(self, reason: Reason, as_proxy: Reason) -> Reason:
         """What went wrong on the way to our own proxy is said of the proxy, unless it is ours anyway."""
         return reason if self._host.via is None or reason in US_REASONS else as_proxy
@@ -328,7 +333,7 @@ class Flight:
         now = self._next(TLS)
         client = self._client
         host = self._host
-        connection = Connection(client.loop, sock, address, client.pool, now)
+        connection = Connection(client.loop, sock, address, self._port, client.pool, now)
         connection.policy_checked = client.rules
         connection.user = self
         self._connection = connection
@@ -358,7 +363,7 @@ class Flight:
     def _use(self, connection: Connection, now: float) -> None:
         """A connection that has served before."""
         client = self._client
-        if not connection.still_idle():
+        if not connection.still_idle(look=now - client.sweeper.swept_at > CAME_ROUND):
             client.pool.observe_close(self._host, connection, now)
             self._resolve(now)  # the slot stays ours
             return
@@ -638,11 +643,12 @@ class Flight:
         reader = self._reader
         head = None if reader is None else reader.head
         connection = self._connection
-        address = self.address if self._dial is None else self._dial.tried
-        if address is not None:
-            via = self._host.via
-            port = self._host.target.port if via is None else via.port
-            address = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+        if connection is not None:
+            address: str | None = connection.peer
+        else:
+            address = self.address if self._dial is None else self._dial.tried
+            if address is not None:
+                address = peer_text(address, self._port)
         return attempt_record(
             verdict,
             None if head is None else head.status,

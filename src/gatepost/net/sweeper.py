@@ -22,6 +22,9 @@ IDLE_TICK: Final = 1.0
 """Seconds between looks at idle connections when nothing is in flight."""
 LAG_EXTENDS: Final = 0.010
 """Seconds of lateness that are given back to those in flight; less is the loop's ordinary jitter."""
+CAME_ROUND: Final = TICK_MAX + LAG_EXTENDS
+"""Seconds since a sweep within which the loop is not late, so that what an idle connection got has been seen: bytes may always
+be on their way, for as long as the network takes, and only a late loop must not add to that."""
 LAG_BLAMES_US: Final = 0.050
 """Seconds of lateness from which learners and breakers ignore the outcomes of a tick."""
 
@@ -29,12 +32,14 @@ LAG_BLAMES_US: Final = 0.050
 class Sweeper:
     """Calls `on_limit` of flights and expires idle connections. Runs only while there is something to watch."""
 
-    __slots__ = ("_client", "_due_at", "_timer", "late_count", "shortest")
+    __slots__ = ("_client", "_due_at", "_timer", "late_count", "shortest", "swept_at")
 
     def __init__(self, client: DispatchClient) -> None:
         self._client = client
         self._timer: asyncio.TimerHandle | None = None
         self._due_at = 0.0
+        self.swept_at = float("-inf")
+        """When the loop last came round to a sweep."""
         self.shortest = float("inf")
         """Seconds of the tightest limit the current tick was chosen for; a tighter one must say so by `tighten`."""
         self.late_count = 0
@@ -68,7 +73,7 @@ class Sweeper:
     def _sweep(self) -> None:
         client = self._client
         self._timer = None
-        now = client.clock.monotonic()
+        now = self.swept_at = client.clock.monotonic()
         lag = now - self._due_at
         late = lag > LAG_EXTENDS
         flights = client.flights

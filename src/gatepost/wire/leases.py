@@ -124,7 +124,9 @@ class Leases(Generic[C, W]):
                 connection, _ = idle.popitem()
                 del self._idle[connection]
                 if connection.usable_until > now:
-                    self._hold(host, party)
+                    host.in_use += 1  # as `_hold`
+                    held = host.held
+                    held[party] = held.get(party, 0) + 1
                     return connection
                 self.open_count -= 1
                 self.expired.append(connection)

@@ -16,8 +16,11 @@ HEAD_BYTES_MAX: Final = 32_768
 """All headers of a request together: beyond it nginx and others answer 431 or 400."""
 NAMES_REMEMBERED: Final = 4_096
 """Checked header names kept, so that a name costs one dict lookup; further ones are checked each time."""
+TYPES_REMEMBERED: Final = 256
+"""Likewise content types."""
 
 _known_names: dict[str, str] = {}
+_known_types: dict[str, str] = {}
 
 
 def static_head(method: str, target: str, authority: str) -> str:
@@ -32,9 +35,12 @@ def request_head(
 
     Raises `HeaderRefused` (a `ValueError`) naming the header and what is wrong with it, or `TypeError`; never shows a value.
     """
-    lines = [static]
-    own_agent = True
-    if headers:
+    tail = _known_types.get(content_type) or _type_lines(content_type)
+    if not headers:
+        head = f"{static}user-agent: {user_agent}\r\n{tail}{length}\r\n\r\n"
+    else:
+        lines = [static]
+        own_agent = True
         lower_case = True
         for name, value in headers.items():
             field = _known_names.get(name) or _check_name(name)
@@ -48,13 +54,10 @@ def request_head(
             lines += (field, ": ", value, "\r\n")
         if not lower_case:
             check_headers(headers, allow_webhook=True)  # the same name in two spellings
-    check_value("content-type", content_type)
-    if not content_type:
-        raise ValueError("content-type is empty: write one, for example application/octet-stream")
-    if own_agent:
-        lines += ("user-agent: ", user_agent, "\r\n")
-    lines += ("content-type: ", content_type, f"\r\ncontent-length: {length}\r\n\r\n")
-    head = "".join(lines)
+        if own_agent:
+            lines += ("user-agent: ", user_agent, "\r\n")
+        lines += (tail, f"{length}\r\n\r\n")
+        head = "".join(lines)
     if len(head) > HEAD_BYTES_MAX:
         raise ValueError(f"the request's headers take {len(head)} bytes: write at most {HEAD_BYTES_MAX}")
     return head.encode("ascii")
@@ -65,3 +68,13 @@ def _check_name(name: str) -> str:
     if len(_known_names) < NAMES_REMEMBERED:
         _known_names[name] = field
     return field
+
+
+def _type_lines(content_type: str) -> str:
+    check_value("content-type", content_type)
+    if not content_type:
+        raise ValueError("content-type is empty: write one, for example application/octet-stream")
+    lines = "".join(("content-type: ", content_type, "\r\ncontent-length: "))
+    if len(_known_types) < TYPES_REMEMBERED:
+        _known_types[content_type] = lines
+    return lines
