@@ -456,13 +456,14 @@ def test_an_ordered_event_keeps_its_place() -> None:
     simulate(main)
 
 
-def test_a_transaction_of_the_callers_own_is_refused_for_now() -> None:
+def test_what_is_no_connection_is_refused_and_not_published_beside_the_transaction() -> None:
     """Clearly, not by silently publishing outside of it."""
 
     async def main(sim: Simulation) -> None:
         async with sim.dispatcher() as gp:
-            with pytest.raises(ConfigurationError, match="PostgreSQL"):
+            with pytest.raises(TypeError, match="pass the connection that your transaction runs on"):
                 await gp.publish("a.b", b"", connection=object())
+            assert gp.statistics().intake.published == 0
 
     simulate(main)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -34,6 +34,8 @@ from gatepost.dispatch.moves import Moves
 from gatepost.dispatch.new_event import MAX_PAYLOAD, EventDraft, draft_event
 from gatepost.dispatch.notices import Notices
 from gatepost.dispatch.operations import DeadLetters, Deliveries
+from gatepost.dispatch.outboxes import OutboxFollower, OutboxStatus
+from gatepost.dispatch.own_outbox import OwnOutbox
 from gatepost.dispatch.publisher import outbox_event, outbox_receipt
 from gatepost.dispatch.round import SchedulerLimits
 from gatepost.dispatch.scheduler import LaneScheduler, SchedulerStatistics
@@ -48,6 +50,7 @@ from gatepost.net.client import DispatchClient
 from gatepost.net.proxy import ProxyConfig
 from gatepost.net.resolver import Resolver
 from gatepost.store.open import open_store
+from gatepost.store.outbox.source import OutboxSource, open_sources
 from gatepost.store.outbox.transactional import TransactionalOutbox
 from gatepost.store.port import Store
 from gatepost.store.rows import EnqueueResult, Node, OutboxEvent, Retention, Row
@@ -115,6 +118,8 @@ class DispatcherStatistics:
     loop_late: bool
     oldest_attempt: float
     """Seconds."""
+    outboxes: tuple[OutboxStatus, ...] = ()
+    """Producers' databases that are followed."""
 
 
 class Dispatcher:
@@ -130,6 +135,7 @@ class Dispatcher:
         clock: Clock = SYSTEM_CLOCK,
         entropy: Entropy = SYSTEM_ENTROPY,
         node: str | None = None,
+        outboxes: Sequence[OutboxSource] = (),
     ) -> None:
         self.settings: Final = settings or DispatcherSettings()
         self.store: Final = store
@@ -197,6 +203,20 @@ class Dispatcher:
             self.settings.retention,
             client.policy.attempt_budget,
         )
+        self._outboxes = [
+            OutboxFollower(
+                source,
+                self._take_outbox,
+                self._admit,
+                self._owns_part_0,
+                self._notices,
+                self._store_time,
+                clock,
+                entropy,
+                max_payload=self.settings.max_payload,
+            )
+            for source in outboxes
+        ]
         self._supervisor = Supervisor(
             store,
             self._catalogue,
@@ -206,7 +226,7 @@ class Dispatcher:
             maintenance,
             self.lag,
             self._notices,
-            self._take_outbox,
+            self._followers(clock, entropy),
             self._expand,
             grace=self.settings.grace,
             attempt_budget=client.policy.attempt_budget,
@@ -243,15 +263,18 @@ class Dispatcher:
         keys: Sequence[str] | None = None,
         run: bool = False,
         settings: DispatcherSettings | None = None,
+        outboxes: Sequence[str] = (),
     ) -> AbstractAsyncContextManager[Dispatcher]:
         """A dispatcher on the store of `url` (`sqlite:///gatepost.db`, `memory://`), drained and closed on the way out.
 
         `policy`, `egress`, `resolver`, `proxy` and `observer` are those of `DispatchClient`; `keys` seal endpoint secrets in the
-        store. `run=True` delivers in the background; otherwise `await gp.run()`. Raises `ConfigurationError` for impossible
-        settings, `StoreLocked` when another dispatcher owns the file, `SchemaMismatch` and `StoreError`.
+        store. `outboxes` are the URLs of producers' databases to follow (`postgresql://…`, `sqlite:///app.db`), where `publish`
+        with a connection writes. `run=True` delivers in the background; otherwise `await gp.run()`. Raises `ConfigurationError`
+        for impossible settings, `StoreLocked` when another dispatcher owns the file, `SchemaMismatch` and `StoreError`.
         """
         chosen = settings or DispatcherSettings()
         limits = policy or ClientPolicy()
+        sources = open_sources(outboxes, url)
         if chosen.auto_host_cap:
             limits = limits.evolve(max_per_host=min(limits.max_connections, max(8, chosen.slots // 4)))
 
@@ -261,7 +284,7 @@ class Dispatcher:
             try:
                 store = await open_store(url, keys=keys)
                 try:
-                    dispatcher = cls(store, client, settings=chosen, observer=observer)
+                    dispatcher = cls(store, client, settings=chosen, observer=observer, outboxes=sources)
                     try:
                         await dispatcher.prepare()
                         if run:
@@ -466,6 +489,7 @@ class Dispatcher:
             loop_lag_p99=self.lag.window.p99,
             loop_late=self.lag.late,
             oldest_attempt=self._worker.oldest_seconds,
+            outboxes=tuple(follower.status for follower in self._outboxes),
         )
 
     async def aclose(self) -> None:
@@ -510,6 +534,19 @@ class Dispatcher:
 
     async def _withdraw(self, endpoint: int) -> int:
         return await self.deliveries.withdraw(endpoint)
+
+    def _followers(self, clock: Clock, entropy: Entropy) -> Mapping[str, Callable[[], Awaitable[None]]]:
+        own = OwnOutbox(self.store, self._take_outbox, self._owns_part_0, self._notices, clock, entropy)
+        return {
+            "outbox": own.run,
+            **{f"outbox {number}": follower.run for number, follower in enumerate(self._outboxes, 1)},
+        }
+
+    def _owns_part_0(self) -> bool:
+        return 0 in self._leases.epochs
+
+    async def _admit(self, tenant: str, size: int) -> None:
+        await self._limiter.check(tenant, size)
 
     async def _take_outbox(self, events: Sequence[OutboxEvent]) -> Sequence[tuple[OutboxEvent, EnqueueResult]]:
         return await self._ready_intake().take_outbox(events)

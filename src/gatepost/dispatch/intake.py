@@ -197,7 +197,7 @@ class Intake:
             body=event.body,
             created_at=max(event.created_at, event.not_before or 0),
             targets=plan.targets,
-            outbox_id=event.outbox_id,
+            outbox_id=event.outbox_id or None,  # 0: from a producer's database
             fan_out=plan.rest,
         )
 

@@ -48,6 +48,20 @@ class Notices:
         message = f"event {event_id} of tenant {tenant} was dropped: its idempotency key names another event"
         self._tell(OperationalObservation("idempotency_conflict", message, tenant, None, {"event_id": event_id}))
 
+    def outbox_set_aside(self, place: str, tenant: str, event_id: str, code: str, why: str) -> None:
+        """A row of a producer's outbox cannot be taken. Said each time: it is somebody's data."""
+        message = (
+            f"outbox {place}: event {event_id} of tenant {tenant} was set aside ({code}): {why}; it stays in gatepost_outbox with "
+            "done_at below zero: mend it and set done_at to null to have it taken, or delete it"
+        )
+        fields: dict[str, str | int | float | bool] = {"event_id": event_id, "outbox": place, "code": code}
+        self._tell(OperationalObservation("outbox_set_aside", message, tenant, None, fields))
+
+    def outbox_unavailable(self, place: str, error: str) -> None:
+        """A producer's database does not answer; what it committed waits there."""
+        self._say("outbox_unavailable", f"outbox {error}", place, None, None)
+
+
     def trouble(self, kind: str, error: BaseException | str) -> None:
         """Something of ours does not work."""
         self._say(kind, f"{kind}: {error}", kind, None, None)

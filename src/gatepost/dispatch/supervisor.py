@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
-from gatepost.delivery.ids import EVENT, encode_id
 from gatepost.dispatch.catalogue import Catalogue
 from gatepost.dispatch.leases import LeaseKeeper
 from gatepost.dispatch.loop_lag import LoopLag
@@ -22,16 +21,11 @@ from gatepost.dispatch.tasks import keep_running
 from gatepost.dispatch.worker import Worker
 from gatepost.errors import StoreError
 from gatepost.store.port import DeliveryStore
-from gatepost.store.rows import EnqueueResult, OutboxEvent
 
 IDLE_WARNING: Final = 10.0
 """Seconds after which due work that nobody runs is worth a warning: a forgotten `run()` looks like lost events."""
 FOLLOW_EVERY: Final = 1.5
 """Seconds between looks at the registry's changes (the contract is two)."""
-OUTBOX_BATCH: Final = 250
-OUTBOX_RETRY: Final = 0.5
-
-TakeOutbox = Callable[[Sequence[OutboxEvent]], Awaitable[Sequence[tuple[OutboxEvent, EnqueueResult]]]]
 
 _log = logging.getLogger("gatepost.dispatch")
 
@@ -49,7 +43,7 @@ class Supervisor:
         maintenance: Maintenance,
         lag: LoopLag,
         notices: Notices,
-        take_outbox: TakeOutbox,
+        followers: Mapping[str, Callable[[], Awaitable[None]]],
         expand: Callable[[], Awaitable[None]],
         *,
         grace: float | None,
@@ -63,7 +57,7 @@ class Supervisor:
         self._maintenance = maintenance
         self._lag = lag
         self._notices = notices
-        self._take_outbox = take_outbox
+        self._followers = followers
         self._expand = expand
         self._grace = attempt_budget if grace is None else grace
         self._attempt_budget = attempt_budget
@@ -140,7 +134,7 @@ class Supervisor:
             "settle": self._settle.run,
             "leases": self._leases.run,
             "reads": self._worker.read_lanes,
-            "outbox": self._follow_outbox,
+            **self._followers,
             "fan-out": self._expand,
             "registry": self._follow_registry,
             "retention": self._maintenance.retain,
@@ -172,21 +166,6 @@ class Supervisor:
         return asyncio.get_running_loop().create_task(owned(), name=name)
 
     # ------------------------------------------------------------------------------------------------- loops
-
-    async def _follow_outbox(self) -> None:
-        """Fan out what publishers in other processes stored."""
-        while True:
-            await self._store.wait_outbox()
-            try:
-                while events := await self._store.outbox_peek(OUTBOX_BATCH):
-                    conflicts = [event for event, result in await self._take_outbox(events) if result.conflict]
-                    if conflicts:
-                        await self._store.outbox_drop([event.outbox_id for event in conflicts])
-                    for event in conflicts:
-                        self._notices.event_dropped(event.tenant, encode_id(EVENT, event.event_id))
-            except StoreError as error:
-                self._notices.trouble("outbox_waits", error)
-                await asyncio.sleep(OUTBOX_RETRY)
 
     async def _follow_registry(self) -> None:
         while True:

@@ -14,10 +14,9 @@ from gatepost.clock import SYSTEM_CLOCK
 from gatepost.delivery.ids import IdSource
 from gatepost.errors import ConfigurationError
 from gatepost.store.open import sqlite_path
+from gatepost.store.postgres.address import SCHEMES
 from gatepost.store.rows import OutboxEvent
 from gatepost.store.sqlite.outbox import SqliteOutbox
-
-POSTGRES_SCHEMES = ("postgresql", "postgres")
 
 
 class Outbox(Protocol):
@@ -53,7 +52,7 @@ def open_outbox(url: str) -> Outbox:
     scheme = urlsplit(url).scheme
     if scheme == "memory":
         raise ConfigurationError("a store in memory belongs to one process: publish through its Dispatcher")
-    if scheme in POSTGRES_SCHEMES:
+    if scheme in SCHEMES:
         from gatepost.store.outbox.postgres import PostgresOutbox
 
         return PostgresOutbox(url)

@@ -13,12 +13,12 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import parse_qsl, urlsplit
 
 from gatepost.clock import SYSTEM_CLOCK, SYSTEM_ENTROPY
 from gatepost.delivery.ids import ScatteredIds
 from gatepost.errors import ConfigurationError, StoreError, StoreFull
 from gatepost.store.outbox.schema import COLUMNS, TABLE, UNDEFINED_TABLE, missing_table, sqlstate_of, values_of
+from gatepost.store.postgres.address import postgres_address
 from gatepost.store.rows import OutboxEvent
 
 if TYPE_CHECKING:
@@ -57,16 +57,6 @@ _SAME: Final = f"SELECT {_NAMES} FROM {TABLE} WHERE event_id = "  # noqa: S608 -
 _PROBE: Final = f"SELECT event_id FROM {TABLE} LIMIT 0"  # noqa: S608 - a constant
 
 
-def place_of(url: str) -> str:
-    """A URL as messages show it: without user, password and options."""
-    parts = urlsplit(url)
-    if parts.scheme == "sqlite":
-        return url
-    host = parts.hostname or dict(parse_qsl(parts.query)).get("host", "localhost")
-    port = "" if parts.port is None else f":{parts.port}"
-    return f"{parts.scheme}://{host}{port}{parts.path}"
-
-
 def translated(error: BaseException, place: str) -> ConfigurationError | StoreError:
     """What is raised for an error of a driver, by its code."""
     code = sqlstate_of(error)
@@ -88,8 +78,9 @@ class PostgresOutbox:
     """The outbox in Gatepost's own database, or in any other that a dispatcher follows."""
 
     def __init__(self, url: str) -> None:
-        self._url = url
-        self._place = place_of(url)
+        address = postgres_address(url)
+        self._url = address.url
+        self._place = address.place
         self._numbers = _Numbers()
         self._process = os.getpid()
         self._closed = False

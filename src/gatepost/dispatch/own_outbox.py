@@ -1,0 +1,90 @@
+"""Follows the outbox in the store itself, where publishers of other processes put their events.
+
+Fans out what is there and drops what cannot be: a key that names another event. Only the process that owns part 0 does so, since a
+shared store has one outbox. Run by `dispatch.supervisor`; producers' own databases are `dispatch.outboxes`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from gatepost.clock import Clock, Entropy
+from gatepost.delivery.ids import EVENT, ScatteredIds, encode_id
+from gatepost.dispatch.notices import Notices
+from gatepost.errors import StoreError
+from gatepost.store.port import DeliveryStore
+from gatepost.store.rows import EnqueueResult, OutboxEvent
+
+BATCH: Final = 250
+RETRY: Final = 0.5
+"""Seconds to wait when the store fails."""
+OWNER_POLL: Final = 0.05
+"""Seconds between looks whether the part has become ours."""
+
+Take = Callable[[Sequence[OutboxEvent]], Awaitable[Sequence[tuple[OutboxEvent, EnqueueResult]]]]
+
+_log = logging.getLogger("gatepost.dispatch")
+
+
+class OwnOutbox:
+    """`owns` says whether this process follows."""
+
+    def __init__(
+        self,
+        store: DeliveryStore,
+        take: Take,
+        owns: Callable[[], bool],
+        notices: Notices,
+        clock: Clock,
+        entropy: Entropy,
+    ) -> None:
+        self._store = store
+        self._take = take
+        self._owns = owns
+        self._notices = notices
+        self._ids = ScatteredIds(clock, entropy)
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        while True:
+            while not self._owns():  # noqa: ASYNC110 - the lease keeper has no event for it
+                await asyncio.sleep(OWNER_POLL)
+            # What came while another process owned it was announced there: look before waiting.
+            while self._owns():
+                try:
+                    while self._owns() and await self._take_some():
+                        pass
+                except StoreError as error:
+                    self._notices.trouble("outbox_waits", error)
+                    await asyncio.sleep(RETRY)
+                else:
+                    await self._store.wait_outbox()
+
+    async def _take_some(self) -> bool:
+        events = await self._store.outbox_peek(BATCH)
+        if not events:
+            return False
+        conflicts = [(event, result) for event, result in await self._take(events) if result.conflict]
+        for event, result in conflicts:
+            if result.event_id == event.event_id:
+                await self._renumber(event)
+        if conflicts:
+            await self._store.outbox_drop([event.outbox_id for event, _ in conflicts])
+        for event, result in conflicts:
+            if result.event_id != event.event_id:
+                self._notices.event_dropped(event.tenant, encode_id(EVENT, event.event_id))
+        return True
+
+    async def _renumber(self, event: OutboxEvent) -> None:
+        """Another event has its id, since publishers draw theirs without asking. Put before the old row goes: never lost."""
+        number = self._ids.next()
+        await self._store.outbox_put([replace(event, outbox_id=0, event_id=number)])
+        _log.warning(
+            "event %s goes on as %s: another event has its id",
+            encode_id(EVENT, event.event_id),
+            encode_id(EVENT, number),
+        )
