@@ -76,15 +76,21 @@ class _Candidate(NamedTuple):
     key: bytes | None
 
 
-async def enqueue(connection: Connection, events: Sequence[NewEvent]) -> list[EnqueueResult]:
-    """One result per event, in order."""
+async def enqueue(connection: Connection, events: Sequence[NewEvent], *, repeated: bool) -> list[EnqueueResult]:
+    """One result per event, in order.
+
+    `repeated`: an earlier try of this very call was interrupted, so what is stored under an event's own id is its work, not a
+    duplicate: whoever called must start those deliveries.
+    """
     results: dict[int, EnqueueResult] = {}
     pending = [
         _Candidate(place, event, None if event.key is None else key_fingerprint(event.tenant, event.key))
         for place, event in enumerate(events)
     ]
+    firsts = _firsts(pending)
+    own = {candidate.place for candidate in firsts} if repeated else set()
     for _ in range(ROUNDS_MAX):
-        accepted = await _store(connection, _firsts(pending))
+        accepted = await _store(connection, firsts)
         refused = []
         for candidate in pending:
             if candidate.place in accepted:
@@ -93,11 +99,12 @@ async def enqueue(connection: Connection, events: Sequence[NewEvent]) -> list[En
                 refused.append(candidate)
         if not refused:
             return [results[place] for place in range(len(events))]
-        results |= await _look_at(connection, refused)
+        results |= await _look_at(connection, refused, own)
         pending = [candidate for candidate in refused if candidate.place not in results]
-        repeated = [candidate.event.outbox_id for candidate in refused if _repeats(results.get(candidate.place))]
-        if repeated := [number for number in repeated if number is not None]:
-            await drop_outbox(connection, repeated)
+        firsts = _firsts(pending)
+        duplicates = [candidate.event.outbox_id for candidate in refused if _is_duplicate(results.get(candidate.place))]
+        if outbox_ids := [number for number in duplicates if number is not None]:
+            await drop_outbox(connection, outbox_ids)
         if not pending:
             return [results[place] for place in range(len(events))]
     raise StoreError(f"{len(pending)} events were refused {ROUNDS_MAX} times by rows that are not there")
@@ -108,7 +115,7 @@ async def drop_outbox(connection: Connection, outbox_ids: Collection[int]) -> No
     await connection.execute(_DROP_OUTBOX, sorted(outbox_ids))
 
 
-def _repeats(result: EnqueueResult | None) -> bool:
+def _is_duplicate(result: EnqueueResult | None) -> bool:
     return result is not None and result.duplicate
 
 
@@ -156,8 +163,10 @@ async def _store(connection: Connection, candidates: Sequence[_Candidate]) -> se
     return {candidate.place for candidate in candidates if candidate.event.event_id in stored}
 
 
-async def _look_at(connection: Connection, refused: Sequence[_Candidate]) -> dict[int, EnqueueResult]:
-    """What became of those that were refused; without those whose reason is gone by now."""
+async def _look_at(
+    connection: Connection, refused: Sequence[_Candidate], own: Collection[int]
+) -> dict[int, EnqueueResult]:
+    """What became of those that were refused; without those whose reason is gone by now. `own`: places whose id may be stored."""
     rows = await connection.fetch(
         _LOOK_AT,
         [candidate.place for candidate in refused],
@@ -172,7 +181,8 @@ async def _look_at(connection: Connection, refused: Sequence[_Candidate]) -> dic
     results = {}
     for place, stored, same, first, same_as_first in rows:
         if stored:
-            results[place] = EnqueueResult(events[place].event_id, duplicate=same, conflict=not same)
+            duplicate = same and place not in own
+            results[place] = EnqueueResult(events[place].event_id, duplicate, conflict=not same)
         elif first is not None:
             results[place] = EnqueueResult(first, duplicate=same_as_first, conflict=not same_as_first)
     return results

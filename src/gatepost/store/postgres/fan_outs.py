@@ -27,6 +27,7 @@ t AS MATERIALIZED (
   WHERE EXISTS (SELECT 1 FROM cursor)),
 {MARK_AND_WAIT}
 SELECT EXISTS (SELECT 1 FROM cursor)"""  # noqa: S608 - our own words
+_MADE: Final = "SELECT EXISTS (SELECT 1 FROM gp_history WHERE id = $1::bigint)"
 _SAVE: Final = """
 INSERT INTO gp_endpoint_state (endpoint, state) SELECT * FROM unnest($1::bigint[], $2::bytea[])
  ON CONFLICT (endpoint) DO UPDATE SET state = excluded.state"""
@@ -38,8 +39,13 @@ async def fan_outs(connection: Connection, parts: Collection[int], limit: int) -
     return [FanOut(*row) for row in await connection.fetch(_LIST, list(parts), limit)]
 
 
-async def extend(connection: Connection, fan_out: FanOut, targets: Sequence[Target], after: int | None) -> bool:
-    """Add targets and move the cursor, or end it; False when it stands elsewhere."""
+async def extend(
+    connection: Connection, fan_out: FanOut, targets: Sequence[Target], after: int | None, *, repeated: bool
+) -> bool:
+    """Add targets and move the cursor, or end it; False when it stands elsewhere.
+
+    `repeated`: an earlier try of this very call was interrupted; if it moved the cursor, its deliveries are there.
+    """
     moved: bool = await connection.fetchval(
         _EXTEND.format(step=_END if after is None else _MOVE),
         fan_out.event_id,
@@ -47,6 +53,8 @@ async def extend(connection: Connection, fan_out: FanOut, targets: Sequence[Targ
         after,
         *target_columns([(fan_out.event_id, fan_out.due_at, fan_out.tenant, targets)]),
     )
+    if not moved and repeated and targets:
+        moved = await connection.fetchval(_MADE, targets[0].delivery_id)
     return moved
 
 

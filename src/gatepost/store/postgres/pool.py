@@ -23,15 +23,9 @@ T = TypeVar("T")
 
 TRANSACTION_MAX: Final = 10.0
 """Seconds any statement or transaction may last: T_max of the marker protocol (`settle.IDLE_WAIT`), and of low-water reads."""
-CALL_MAX: Final = TRANSACTION_MAX + 2.0
-"""Seconds until a call is given up on our side, when the server or the network does not."""
 CONNECT_MAX: Final = 5.0
-CONNECTIONS_MAX: Final = 8
-"""Two enqueues, two settles, reads, and what operators ask; more would only queue at the server's cores."""
 WAITING_MAX: Final = 1_000
 """Calls that wait for a connection; the callers' own limits are far below."""
-REPEAT_FOR: Final = 3.0
-"""Seconds within which a call that a fault interrupted is made again: a restart of the server takes one or two."""
 REPEAT_FIRST: Final = 0.02
 REPEAT_MAX: Final = 0.5
 """Seconds between two tries, doubling."""
@@ -54,6 +48,18 @@ _SETTINGS: Final = {
     "client_min_messages": "error",
 }
 _TRANSACTION_TIMEOUT_SINCE: Final = 17
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLimits:
+    """What a pool may take, and how long."""
+
+    connections: int = 8
+    """Two enqueues, two settles, reads, and what operators ask; more would only queue at the server's cores."""
+    call: float = TRANSACTION_MAX + 2.0
+    """Seconds until a call is given up on our side, when neither the server nor the network says anything."""
+    repeat_for: float = 3.0
+    """Seconds within which a call that a fault interrupted is made again: a restart of the server takes one or two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +108,9 @@ def _quoted(value: str) -> str:
 class Pool:
     """Connections to one database."""
 
-    def __init__(self, address: PostgresAddress, size: int = CONNECTIONS_MAX) -> None:
+    def __init__(self, address: PostgresAddress, limits: PoolLimits | None = None) -> None:
         self._address = address
-        self._size = size
+        self.limits: Final = limits or PoolLimits()
         self._idle: list[Connection] = []
         self._open = 0
         self._waiting: deque[asyncio.Future[Connection | None]] = deque()
@@ -142,6 +148,17 @@ class Pool:
         call.add_done_callback(self._ended)
         return await asyncio.shield(call)
 
+    async def run_repeated(self, work: Callable[[Connection, bool], Awaitable[T]]) -> T:
+        """As `run`, for work that must know whether an earlier try of it was interrupted, and may have been done."""
+        tries = 0
+
+        async def once(connection: Connection) -> T:
+            nonlocal tries
+            tries += 1
+            return await work(connection, tries > 1)
+
+        return await self.run(once)
+
     async def fetch(self, statement: str, *arguments: object) -> list[Any]:
         """Rows of one statement."""
 
@@ -172,7 +189,7 @@ class Pool:
             call.exception()  # a caller that was cancelled does not look
 
     async def _call(self, work: Callable[[Connection], Awaitable[T]], repeat: bool) -> T:
-        give_up_at = SYSTEM_CLOCK.monotonic() + REPEAT_FOR
+        give_up_at = SYSTEM_CLOCK.monotonic() + self.limits.repeat_for
         pause = REPEAT_FIRST
         while True:
             try:
@@ -192,7 +209,7 @@ class Pool:
     async def _try(self, work: Callable[[Connection], Awaitable[T]]) -> T:
         connection = await self._acquire()
         try:
-            async with asyncio.timeout(CALL_MAX):
+            async with asyncio.timeout(self.limits.call):
                 result = await work(connection)
         except BaseException as error:
             # In the middle of a statement or a transaction, or the loop is ending: nobody may use it after us.
@@ -220,7 +237,7 @@ class Pool:
                 if not connection.is_closed():
                     return connection
                 self._drop(connection)
-            if self._open < self._size:
+            if self._open < self.limits.connections:
                 self._open += 1
                 try:
                     return await connect(self._address)
@@ -233,7 +250,7 @@ class Pool:
             waiter = asyncio.get_running_loop().create_future()
             self._waiting.append(waiter)
             try:
-                async with asyncio.timeout(CALL_MAX):
+                async with asyncio.timeout(self.limits.call):
                     handed = await waiter
             except BaseException:
                 if waiter.done() and not waiter.cancelled() and waiter.exception() is None:

@@ -51,6 +51,11 @@ class PostgresQueue:
         """How the connections are doing."""
         return self._pool.statistics()
 
+    @property
+    def session_pid(self) -> int | None:
+        """The server's process of the session, as pg_stat_activity lists it; None while there is none."""
+        return self._session.server_pid
+
     # -- producers
 
     async def new_node(self) -> int:
@@ -60,7 +65,9 @@ class PostgresQueue:
     async def enqueue(self, batch: Sequence[NewEvent]) -> Sequence[EnqueueResult]:
         if not batch:
             return []
-        return await self._pool.run(lambda connection: enqueue.enqueue(connection, batch))
+        return await self._pool.run_repeated(
+            lambda connection, repeated: enqueue.enqueue(connection, batch, repeated=repeated)
+        )
 
     async def outbox_put(self, events: Sequence[OutboxEvent]) -> None:
         await self._pool.run(lambda connection: outbox.put(connection, events))
@@ -126,7 +133,9 @@ class PostgresQueue:
         return await self._pool.run(lambda connection: fan_outs.fan_outs(connection, parts, limit))
 
     async def extend(self, fan_out: FanOut, targets: Sequence[Target], after: int | None) -> bool:
-        return await self._pool.run(lambda connection: fan_outs.extend(connection, fan_out, targets, after))
+        return await self._pool.run_repeated(
+            lambda connection, repeated: fan_outs.extend(connection, fan_out, targets, after, repeated=repeated)
+        )
 
     async def save_states(self, states: Mapping[int, bytes]) -> None:
         if states:
@@ -141,6 +150,11 @@ class PostgresQueue:
         return await self._pool.run(lambda connection: settle.settle(connection, batch, self._clock.wall_us()))
 
     # -- the whole
+
+    @property
+    def url(self) -> str:
+        """Where it is, for the driver: holds the password."""
+        return self._pool.address.url
 
     async def ping(self) -> None:
         # A write, because a standby, or a disk that is full, still answers reads.

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 from gatepost.clock import SYSTEM_ENTROPY
 from gatepost.errors import StoreError
 from gatepost.store.postgres.failures import translated
-from gatepost.store.postgres.pool import CALL_MAX, CONNECT_MAX, Connection, Pool, connect
+from gatepost.store.postgres.pool import CONNECT_MAX, Connection, Pool, connect
 from gatepost.store.postgres.time import StoreClock
 from gatepost.store.rows import Poke
 
@@ -75,6 +75,12 @@ class Session:
         """Seconds this session has lasted."""
         return 0.0 if self._connection is None else self._clock.monotonic() - self._opened_at
 
+    @property
+    def server_pid(self) -> int | None:
+        """The server's process; None while there is no session."""
+        connection = self._connection
+        return None if connection is None or connection.is_closed() else int(connection.get_server_pid())
+
     # -- heartbeats
 
     async def run(self, node: str | None, work: Callable[[Connection], Awaitable[T]]) -> T:
@@ -96,7 +102,7 @@ class Session:
     async def _run(self, node: str | None, work: Callable[[Connection], Awaitable[T]]) -> T:
         async with self._turn:
             try:
-                async with asyncio.timeout(CALL_MAX):
+                async with asyncio.timeout(self._pool.limits.call):
                     connection = await self._connected()
                     if node is not None and self.by_session and node not in self._nodes:
                         await connection.execute("SELECT pg_advisory_lock_shared($1)", session_key(node))

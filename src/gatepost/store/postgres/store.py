@@ -10,7 +10,7 @@ from gatepost.clock import Clock
 from gatepost.store.port import StoreCapabilities
 from gatepost.store.postgres.address import postgres_address
 from gatepost.store.postgres.keycheck import check_keys
-from gatepost.store.postgres.pool import CONNECTIONS_MAX, Connection, Pool
+from gatepost.store.postgres.pool import Connection, Pool, PoolLimits
 from gatepost.store.postgres.queue import PostgresQueue
 from gatepost.store.postgres.registry import PostgresRegistry
 from gatepost.store.postgres.schema import prepare
@@ -41,15 +41,15 @@ class PostgresStore(PostgresRegistry, PostgresQueue):
         box: SecretBox,
         clock: Clock | None = None,
         create: bool = False,
-        connections: int = CONNECTIONS_MAX,
+        limits: PoolLimits | None = None,
     ) -> PostgresStore:
         """Connect and check the schema; `create` makes it in an empty database.
 
-        `clock` None: all times are the database's; a test gives its own. `connections` is how many are opened at most, beside
-        the session's. Raises `ConfigurationError` for a URL or a key that cannot be right, `SchemaMismatch` and `StoreError`.
+        `clock` None: all times are the database's; a test gives its own. The session's connection comes on top of `limits`.
+        Raises `ConfigurationError` for a URL or a key that cannot be right, `SchemaMismatch` and `StoreError`.
         """
         address = postgres_address(url)
-        pool = Pool(address, connections)
+        pool = Pool(address, limits)
 
         async def check(connection: Connection) -> StoreCapabilities:
             await prepare(connection, address.place, create=create)
