@@ -232,7 +232,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def lose_the_part(self) -> None:
         """The lease is lost and won again."""
         self.handovers.clear()
-        self.scheduler.drop_part(0, self.now)
+        self.scheduler.drop_parts([0], self.now)
         assert self.scheduler.buffered == 0
         assert self.scheduler.statistics().lanes == 0
         self.scheduler.take_idle()

@@ -764,7 +764,7 @@ def test_a_lost_part_is_dropped_at_once_and_what_flies_ends_quietly() -> None:
     bench.give(1, 10)
     bench.give(2, 3)
     starts = bench.take_all()
-    bench.scheduler.drop_part(0, NOW)
+    bench.scheduler.drop_parts([0], NOW)
     assert bench.scheduler.buffered == 0
     assert bench.take_all() == []
     for how, start in enumerate(starts):

@@ -25,6 +25,10 @@ class Keeper(Protocol):
         """These rows are gone from the store."""
         ...
 
+    def rows_gone(self, endpoints: Collection[int]) -> None:
+        """Rows of these endpoints were removed: other processes that hold them must hear of it."""
+        ...
+
     def expect(self, part: int, lane: int, due_at: int) -> None:
         """A row was added to a lane."""
         ...

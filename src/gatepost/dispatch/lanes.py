@@ -225,6 +225,18 @@ class Lane:
             queue.clear()
         return dropped
 
+    def revive(self, endpoint: EndpointState) -> None:
+        """The part is ours again while attempts of the time before are still under way: they count, and all else is read."""
+        self.drop_rows()  # what has come back to wait here meanwhile
+        if self.endpoint is not endpoint:
+            self.in_ring = [False, False]
+        self.endpoint = endpoint
+        self.dropped = False
+        self.unread = True
+        self.low_water = self.idle_since = 0
+        self.next_due = None
+        self._end()
+
     def _queue_of(self, row: Row) -> deque[Row]:
         if self.fifo or not row.attempt:
             return self.first

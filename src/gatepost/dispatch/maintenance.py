@@ -37,6 +37,8 @@ RETENTION_EVERY: Final = 60.0
 RETENTION_BUDGET: Final = 500
 RETENTION_PAUSE: Final = 0.05
 """Seconds between portions of rows: the store's thread belongs to deliveries."""
+RECHECK_EVERY: Final = 15.0
+"""Seconds after which a lane of a shared store is read although nothing was heard of it: so long a lost poke can delay a row."""
 REDISCOVER_EVERY: Final = 60.0
 """Seconds between looks for lanes that have rows and are not known here: the belt beside the braces of hand-over."""
 EXPIRE_EVERY: Final = 600.0
@@ -88,11 +90,15 @@ class Maintenance:
             await asyncio.sleep(RETENTION_PAUSE if more else RETENTION_EVERY)
 
     async def rediscover(self) -> None:
-        """Look for unknown lanes, and for attempts that hang."""
+        """Look for unknown lanes, for rows that other processes stored unheard, and for attempts that hang."""
+        shared = self._store.capabilities.shared
         while True:
-            await asyncio.sleep(REDISCOVER_EVERY)
+            await asyncio.sleep(RECHECK_EVERY if shared else REDISCOVER_EVERY)
             try:
-                await self._worker.rediscover(list(self._leases.epochs))
+                if shared:
+                    await self._worker.recheck()
+                else:
+                    await self._worker.rediscover(list(self._leases.epochs))
             except StoreError as error:
                 self._notices.trouble("store_unreadable", error)
             if self._worker.oldest_seconds > STUCK_AFTER * self._attempt_budget:

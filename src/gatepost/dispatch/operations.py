@@ -102,6 +102,7 @@ class Deliveries:
                 if len(chunk) < CANCEL_CHUNK:
                     return gone
         finally:
+            self._keeper.rows_gone(held)
             for endpoint in held:
                 self._keeper.let_go(endpoint)
 

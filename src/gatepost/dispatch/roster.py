@@ -23,7 +23,18 @@ Directory = Callable[[int], EndpointSettings | None]
 class Roster:
     """Loaded lanes and endpoints by number."""
 
-    __slots__ = ("_directory", "_held_back", "_hosts", "_limits", "_round", "_tenants", "_timers", "endpoints", "lanes")
+    __slots__ = (
+        "_directory",
+        "_ghosts",
+        "_held_back",
+        "_hosts",
+        "_limits",
+        "_round",
+        "_tenants",
+        "_timers",
+        "endpoints",
+        "lanes",
+    )
 
     def __init__(
         self, limits: SchedulerLimits, directory: Directory, turns: Round, timers: Timers[Lane | EndpointState]
@@ -37,6 +48,8 @@ class Roster:
         self._hosts: dict[str, HostState] = {}
         self._tenants: dict[str, TenantState] = {}
         self._held_back: dict[int, int] = {}
+        self._ghosts: dict[int, Lane] = {}
+        """Lanes of parts that were lost while attempts of theirs were under way, until the last of those is over."""
 
     @property
     def host_count(self) -> int:
@@ -54,7 +67,12 @@ class Roster:
         """A lane that is not loaded yet."""
         owner = endpoint_of(number)
         endpoint = self.endpoints.get(owner) or self._load_endpoint(owner, now)
-        lane = Lane(number, part, endpoint, unread=unread)
+        ghost = self._ghosts.pop(number, None)
+        if ghost is None:
+            lane = Lane(number, part, endpoint, unread=unread)
+        else:
+            lane = ghost
+            lane.revive(endpoint)
         self.lanes[number] = endpoint.lanes[number] = lane
         return lane
 
@@ -65,9 +83,16 @@ class Roster:
         endpoint = lane.endpoint
         del self.lanes[lane.id]
         del endpoint.lanes[lane.id]
+        if lane.outstanding:
+            self._ghosts[lane.id] = lane
         if endpoint.thirsty is not None:
             endpoint.thirsty.pop(lane.id, None)
         self.unload_if_idle(endpoint, now)
+
+    def lay_ghost(self, lane: Lane) -> None:
+        """A dropped lane has nothing under way any more: nobody needs to know of it."""
+        if not lane.outstanding and self._ghosts.get(lane.id) is lane:
+            del self._ghosts[lane.id]
 
     def unload_if_idle(self, endpoint: EndpointState, now: int) -> None:
         """Let an endpoint go that has no lane, nothing in flight and no tokens to win back."""

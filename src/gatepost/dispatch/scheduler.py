@@ -52,7 +52,17 @@ class SchedulerStatistics:
 class LaneScheduler:
     """The queue as one process sees it. `directory` gives the settings of an endpoint, or None when it is unknown."""
 
-    __slots__ = ("_head_holds", "_idle", "_reads", "_roster", "_round", "_strict", "_timers", "unsure")
+    __slots__ = (
+        "_head_holds",
+        "_idle",
+        "_outstanding",
+        "_reads",
+        "_roster",
+        "_round",
+        "_strict",
+        "_timers",
+        "unsure",
+    )
 
     def __init__(self, limits: SchedulerLimits, directory: Directory) -> None:
         self._timers: Timers[Lane | EndpointState] = Timers()
@@ -62,6 +72,8 @@ class LaneScheduler:
         self._idle: list[tuple[int, int]] = []
         self._strict: dict[int, int] = {}
         """By part: when its FIFO lanes may start."""
+        self._outstanding: dict[int, int] = {}
+        """By part: attempts in flight or not settled; none is 0."""
         self._head_holds: dict[int, int] = {}
         """By FIFO lane that is not loaded yet: when its head may be tried again."""
         self.unsure = False
@@ -101,7 +113,11 @@ class LaneScheduler:
 
     def take(self, now: int) -> Start | None:
         """The next delivery to attempt, counted as in flight; None when nothing may start. O(1) amortised."""
-        return self._round.take(now)
+        start = self._round.take(now)
+        if start is not None:
+            part = start.row.part
+            self._outstanding[part] = self._outstanding.get(part, 0) + 1
+        return start
 
     def finish(self, start: Start, now: int) -> None:
         """The attempt is over: its slots are free. Exactly one of `settled`, `retried` and `deferred` must follow."""
@@ -113,7 +129,7 @@ class LaneScheduler:
 
     def settled(self, start: Start, now: int) -> None:
         """The store took the result and the row is gone: delivered, dead or cancelled."""
-        self._round.unsettled -= 1
+        self._over(start)
         start.lane.forget(start.row)
         self._after(start.lane, now)
 
@@ -126,7 +142,7 @@ class LaneScheduler:
     def retried(self, start: Start, attempt: int, due: int, now: int) -> None:
         """The store took the result and the row is due again at `due`; in a FIFO lane it stays the head."""
         lane = start.lane
-        self._round.unsettled -= 1
+        self._over(start)
         if lane.fifo:
             lane.not_before = due
             self._wait_again(lane, start.row._replace(attempt=attempt))
@@ -139,7 +155,7 @@ class LaneScheduler:
 
     def deferred(self, start: Start, until: int, now: int) -> None:
         """The attempt came to nothing that counts, and nothing is written: the row waits as it was, its endpoint until `until`."""
-        self._round.unsettled -= 1
+        self._over(start)
         if until > now:
             start.endpoint.hold_until = max(start.endpoint.hold_until, until)
         self._wait_again(start.lane, start.row)
@@ -147,8 +163,18 @@ class LaneScheduler:
 
     def abandoned(self, start: Start) -> None:
         """No store can take the result. The row stays held, so that it does not start again in this process."""
-        self._round.unsettled -= 1
+        self._over(start)
         start.lane.outstanding -= 1
+        self._roster.lay_ghost(start.lane)
+
+    def _over(self, start: Start) -> None:
+        self._round.unsettled -= 1
+        part = start.row.part
+        left = self._outstanding[part] - 1
+        if left:
+            self._outstanding[part] = left
+        else:
+            del self._outstanding[part]
 
     def _wait_again(self, lane: Lane, row: Row) -> None:
         lane.put_back(row)
@@ -267,6 +293,7 @@ class LaneScheduler:
     def _after(self, lane: Lane, now: int) -> None:
         """Something about the lane changed: offer what it has, and let it go when it has been empty for a while."""
         if lane.dropped:
+            self._roster.lay_ghost(lane)
             return
         if lane.first or lane.retries:
             self._round.offer(lane, now)
@@ -333,11 +360,31 @@ class LaneScheduler:
             lane.not_before = until_us
             self._timers.arm(lane, until_us)
 
-    def drop_part(self, part: int, now: int) -> None:
-        """The part belongs to somebody else now: forget its rows at once. What is in flight ends by itself."""
-        self._strict.pop(part, None)
-        for lane in [lane for lane in self._roster.lanes.values() if lane.part == part]:
+    def drop_parts(self, parts: Collection[int], now: int) -> None:
+        """These parts are not ours to work on any more: forget their rows at once. What is in flight ends by itself. O(lanes)."""
+        gone = frozenset(parts)
+        for part in gone:
+            self._strict.pop(part, None)
+        for lane in [lane for lane in self._roster.lanes.values() if lane.part in gone]:
             self._drop(lane, now)
+
+    def recheck(self, lanes: Iterable[tuple[int, int]], now: int) -> None:
+        """(part, lane) that may hold rows nobody told us of: read each, known or not, when it has room."""
+        for part, number in lanes:
+            lane = self._roster.lanes.get(number)
+            if lane is None:
+                self._reads.consider(self._load(number, part, now, unread=True))
+            elif not lane.unread:
+                lane.missed(lane.low_water)
+                self._reads.consider(lane)
+
+    def reread(self, number: int) -> None:
+        """Rows of an endpoint were removed from the store by another process: forget what waits here, and read again."""
+        endpoint = self._roster.endpoints.get(number)
+        if endpoint is not None:
+            for lane in endpoint.lanes.values():
+                lane.missed(0)
+                self._reads.drop_rows(lane)
 
     def unload(self, number: int, now: int) -> None:
         """The endpoint is gone and so are its rows: forget its lanes. One with something in flight stays until the next call."""
@@ -366,6 +413,17 @@ class LaneScheduler:
         """The endpoint has lanes here and may start nothing."""
         endpoint = self._roster.endpoints.get(number)
         return endpoint is not None and not endpoint.open
+
+    def outstanding_of(self, part: int) -> int:
+        """Attempts of a part that are in flight or not settled; also of the time before it was lost and won again."""
+        return self._outstanding.get(part, 0)
+
+    def oldest_due(self) -> int | None:
+        """When the row that waits longest in memory became due; None when nothing waits. O(lanes): for status."""
+        first = [
+            queue[0].due_at for lane in self._roster.lanes.values() for queue in (lane.first, lane.retries) if queue
+        ]
+        return min(first, default=None)
 
     def busy_with(self, number: int) -> int:
         """Rows of an endpoint that are in flight or not settled yet."""

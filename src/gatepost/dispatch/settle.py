@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from gatepost.dispatch.round import Start
@@ -54,13 +54,15 @@ class Result:
 
 
 class SettleBuffer:
-    """Results on their way. `on_stored` hears the results of each transaction, `on_fenced` the parts that were lost."""
+    """Results on their way. `on_stored` hears the results of each transaction, `on_fenced` the parts that were lost, with
+    the epochs that were refused.
+    """
 
     def __init__(
         self,
         store: DeliveryStore,
         on_stored: Callable[[Sequence[Result]], None],
-        on_fenced: Callable[[Collection[int]], None],
+        on_fenced: Callable[[Mapping[int, int]], None],
         on_trouble: Callable[[str, BaseException], None],
     ) -> None:
         self._store = store
@@ -155,7 +157,7 @@ class SettleBuffer:
                     return self._results[:count]
         return self._results[:BATCH_MAX]
 
-    async def _store_batch(self, results: Sequence[Result], idle: Sequence[tuple[int, int]]) -> Collection[int]:
+    async def _store_batch(self, results: Sequence[Result], idle: Sequence[tuple[int, int]]) -> Mapping[int, int]:
         done: list[DoneRow] = []
         retry: list[RetryRow] = []
         dead: list[DeadRow] = []
@@ -175,11 +177,11 @@ class SettleBuffer:
             elif isinstance(change, DeadRow):
                 dead.append(change)
         batch = SettleBatch(epochs=epochs, done=done, retry=retry, dead=dead, attempts=log, idle=idle)
-        return (await self._store.settle(batch)).fenced
+        return {part: epochs[part] for part in (await self._store.settle(batch)).fenced}
 
-    async def _store_each(self, results: Sequence[Result]) -> Collection[int]:
+    async def _store_each(self, results: Sequence[Result]) -> Mapping[int, int]:
         """One by one, leaving out what cannot be stored: its row stays where it is and is attempted after a restart."""
-        fenced: set[int] = set()
+        fenced: dict[int, int] = {}
         for result in results:
             try:
                 fenced.update(await self._store_batch([result], ()))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,7 +18,7 @@ from gatepost.delivery.decide import OUR_FAULT_DELAY
 from gatepost.dispatch.attempt import AttemptRunner
 from gatepost.dispatch.bodies import Bodies
 from gatepost.dispatch.catalogue import Listed
-from gatepost.dispatch.leases import LeaseKeeper
+from gatepost.dispatch.leases import STRICT_BUDGET_MAX, LeaseKeeper
 from gatepost.dispatch.loop_lag import LoopLag
 from gatepost.dispatch.notices import Notices
 from gatepost.dispatch.round import Start
@@ -28,10 +28,26 @@ from gatepost.dispatch.store_time import StoreTime
 from gatepost.dispatch.tasks import TaskSet
 from gatepost.errors import StoreError
 from gatepost.store.port import DeliveryStore
-from gatepost.store.rows import DeadRow, DeliveryFilter, DoneRow, Row, endpoint_of
+from gatepost.store.rows import (
+    POKE_PART_FREE,
+    POKE_ROWS_GONE,
+    DeadRow,
+    DeliveryFilter,
+    DoneRow,
+    Poke,
+    Row,
+    endpoint_of,
+    lane_of,
+)
 
 READ_RETRY: Final = 0.5
 """Seconds before a read that the store did not answer is repeated."""
+POKE_RETRY: Final = 0.5
+"""Seconds before listening for pokes again after the session was lost."""
+POKES_WAITING_MAX: Final = 10_000
+"""Pokes that wait while one message is on its way; beyond it they are left to polling."""
+HELD_BACK: Final = 0.2
+"""Seconds before a row is offered again whose part had no right to start it: a heartbeat is under way, or the part is going."""
 SETTLE_PATIENCE: Final = 10.0
 """Seconds a drain waits for a store that does not take the last results; they are attempted again after the next start."""
 
@@ -94,6 +110,10 @@ class Worker:
         self._verifying: set[int] = set()
         self._quiet_waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._idle_waiters: list[asyncio.Future[None]] = []
+        self._part_waiters: list[asyncio.Future[None]] = []
+        self._pokes: dict[tuple[int, int], Poke] = {}
+        self._poking = False
+        self._shared = store.capabilities.shared
 
     @property
     def in_flight(self) -> int:
@@ -133,7 +153,7 @@ class Worker:
             self._settle.add_idle(idle, self._leases.epochs)
         if self._open and self._leases.safe:
             scheduler.limit = self._lag.ceiling(self._slots)
-            # Without an await from here on, so the leases stay as safe as they were.
+            # What is taken here is asked for its right to start once more when its attempt is about to begin.
             while not self._bodies.full and (start := scheduler.take(now)) is not None:
                 self._begin(start)
             if scheduler.has_wants:
@@ -202,28 +222,119 @@ class Worker:
 
     async def adopt(self, parts: Collection[int]) -> None:
         """Parts were won: find their lanes. Until then, what is handed over may have older rows before it."""
+        for part in parts:
+            wait = self._leases.strict_from(part) - self._clock.monotonic()
+            if wait > 0:
+                self._scheduler.hold_strict(part, self._store_time() + round(wait * 1e6))
         self._scheduler.unsure = True
         await self.rediscover(parts)
         self._scheduler.unsure = False
 
     async def rediscover(self, parts: Collection[int]) -> None:
         """Find lanes that nobody told us of. Raises `StoreError`."""
-        lanes = await self._store.discover(parts)
+        works_on = self._leases.works_on
+        lanes = [found for found in await self._store.discover(parts) if works_on(found[0])]
         self._scheduler.adopt(lanes, self._store_time())
         self.poke()
 
+    async def recheck(self) -> None:
+        """Read every lane that may hold rows: a poke may have been lost. Raises `StoreError`."""
+        works_on = self._leases.works_on
+        parts = [part for part in self._leases.epochs if works_on(part)]
+        lanes = [found for found in await self._store.discover(parts) if works_on(found[0])]
+        self._scheduler.recheck(lanes, self._store_time())
+        self.poke()
+
     def drop(self, parts: Collection[int]) -> None:
-        """Parts were lost."""
-        for part in parts:
-            self._scheduler.drop_part(part, self._store_time())
+        """Parts were lost, or are being given back."""
+        self._scheduler.drop_parts(parts, self._store_time())
         self._tell_quiet()
 
+    def outstanding(self, part: int) -> int:
+        """Attempts of a part in flight or not settled."""
+        return self._scheduler.outstanding_of(part)
+
+    async def wait_part_quiet(self, parts: Collection[int]) -> None:
+        """Until nothing of at least one of these parts is outstanding; at once when none is given."""
+        while parts and all(self._scheduler.outstanding_of(part) for part in parts):
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._part_waiters.append(waiter)
+            await waiter
+
+    # ------------------------------------------------------------------------------- rows that others stored
+
     def hand_over(self, rows: Sequence[Row]) -> None:
-        """Rows that were just stored. Those of parts that are not ours are their owner's to find."""
-        epochs = self._leases.epochs
-        mine = rows if all(row.part in epochs for row in rows) else [row for row in rows if row.part in epochs]
+        """Rows that were just stored. The owners of those that are not ours hear of them."""
+        works_on = self._leases.works_on
+        mine = rows if all(works_on(row.part) for row in rows) else [row for row in rows if works_on(row.part)]
         if mine:
             self._scheduler.hand_over(mine, self._store_time())
+            self.poke()
+        if self._shared and len(mine) < len(rows):
+            self.tell_owners(row for row in rows if not works_on(row.part))
+
+    def tell_owners(self, rows: Iterable[Row]) -> None:
+        """Poke whoever owns these rows' parts."""
+        self._send_pokes(Poke(row.part, row.lane, row.due_at) for row in rows)
+
+    def rows_gone(self, endpoints: Collection[int]) -> None:
+        """Rows of these endpoints were removed from the store: their owners must forget what they hold of them."""
+        parts = self._store.capabilities.parts
+        self._send_pokes(
+            Poke(number % parts, lane_of(number, 0), POKE_ROWS_GONE)
+            for number in endpoints
+            if not self._leases.works_on(number % parts)
+        )
+
+    def _send_pokes(self, pokes: Iterable[Poke]) -> None:
+        """One message for all that is stored in one go, and for what comes while it is on its way."""
+        if not self._shared:
+            return
+        waiting = self._pokes
+        for poke in pokes:
+            key = (poke.part, poke.lane)
+            known = waiting.get(key)
+            if known is None:
+                if len(waiting) >= POKES_WAITING_MAX:
+                    break
+                waiting[key] = poke
+            elif poke.due_at < known.due_at:
+                waiting[key] = poke
+        if waiting and not self._poking:
+            self._poking = True
+            self._tasks.start(self._poke_others())
+
+    async def _poke_others(self) -> None:
+        try:
+            while self._pokes:
+                pokes, self._pokes = list(self._pokes.values()), {}
+                await self._store.poke(pokes)
+        except StoreError as error:
+            self._pokes.clear()
+            self._notices.trouble("pokes_lost", error)  # the owners look by themselves
+        finally:
+            self._poking = False
+
+    async def take_pokes(self) -> None:
+        """Hear of rows that other processes stored, until cancelled. No longer being able to hear is to have lost the session."""
+        while True:
+            try:
+                pokes = await self._store.wait_pokes()
+            except StoreError as error:
+                self._leases.session_lost()
+                self._notices.trouble("session_lost", error)
+                await asyncio.sleep(POKE_RETRY)
+                continue
+            now = self._store_time()
+            for poke in pokes:
+                if poke.lane == POKE_PART_FREE:
+                    self._leases.look_now()
+                elif not self._leases.works_on(poke.part):
+                    continue
+                elif poke.due_at == POKE_ROWS_GONE:
+                    self._scheduler.reread(endpoint_of(poke.lane))
+                else:
+                    self._scheduler.expect(poke.part, poke.lane, poke.due_at, now)
             self.poke()
 
     # ------------------------------------------------------------------------------- Desk: attempts report here
@@ -235,6 +346,29 @@ class Worker:
         self.poke()
         if self._idle_waiters and not self._flying:
             _wake_all(self._idle_waiters)
+
+    def right_until(self, start: Start, epoch: int, budget: float) -> float | None:
+        """Monotonic seconds until which this attempt may start; 0.0: not now. None: nobody could take its part from us.
+
+        `budget`: seconds that an attempt on a FIFO lane may take, since it must end while the part is ours.
+        """
+        part, leases = start.row.part, self._leases
+        until = leases.right_until(part, epoch)
+        if not until or not self._shared:
+            return None if until else 0.0
+        if start.lane.fifo:
+            now = self._clock.monotonic()
+            if now < leases.strict_from(part):
+                return 0.0
+            if until - now < min(budget, STRICT_BUDGET_MAX - 1.0):
+                leases.renew_now()
+                return 0.0
+        return until
+
+    def held_back(self, start: Start) -> None:
+        """The attempt had no right to start: its row waits as it was."""
+        self.finished(start)
+        self.deferred(start, self._store_time() + round(HELD_BACK * 1e6))
 
     def deferred(self, start: Start, until: int) -> None:
         """The row waits as it was."""
@@ -336,9 +470,11 @@ class Worker:
 
     def expect(self, part: int, lane: int, due_at: int) -> None:
         """A row was added to a lane."""
-        if part in self._leases.epochs:
+        if self._leases.works_on(part):
             self._scheduler.expect(part, lane, due_at, self._store_time())
             self.poke()
+        else:
+            self._send_pokes([Poke(part, lane, due_at)])
 
     def endpoint_changed(self, number: int) -> None:
         """The catalogue has something new about an endpoint."""
@@ -346,6 +482,8 @@ class Worker:
         self.poke()
 
     def _tell_quiet(self) -> None:
+        if self._part_waiters:
+            _wake_all(self._part_waiters)
         if self._quiet_waiters:
             still = []
             for endpoint, waiter in self._quiet_waiters:
