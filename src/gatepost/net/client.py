@@ -29,7 +29,7 @@ from gatepost.delivery.policy import POOL_FIELDS, ClientPolicy
 from gatepost.errors import ConfigurationError
 from gatepost.net import one_per_loop
 from gatepost.net.destinations import Destinations
-from gatepost.net.flight import NEVER, Flight
+from gatepost.net.flight import Flight
 from gatepost.net.names import NameCache
 from gatepost.net.nat64 import Nat64Finder
 from gatepost.net.observation import observation_of
@@ -40,6 +40,7 @@ from gatepost.net.probe import Probe
 from gatepost.net.proxy import ProxyConfig
 from gatepost.net.redirects import FollowingFlight, Redirects, elsewhere_profile
 from gatepost.net.resolver import Resolver, ThreadResolver
+from gatepost.net.set_up import NEVER, SetUp
 from gatepost.net.statistics import ClientStatistics as ClientStatistics
 from gatepost.net.statistics import HostStatistics as HostStatistics
 from gatepost.net.statistics import by_origin
@@ -94,7 +95,7 @@ class DispatchClient:
         self.clock = clock
         self.observer = observer
         self.flights: set[Flight] = set()
-        self.bulkhead: Bulkhead[Flight] = Bulkhead(self.policy.per_endpoint_concurrency)
+        self.bulkhead: Bulkhead[SetUp] = Bulkhead(self.policy.per_endpoint_concurrency)
         self.pool = Pool(self.policy, clock, entropy, proxy)
         self.contexts = TLSContexts()
         self.sweeper = Sweeper(self)
