@@ -7,7 +7,6 @@ the default holds. Called by `Deadline.from_headers`, `from_message` and their i
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -32,6 +31,8 @@ SKEW_TOLERANCE: Final = 1.0
 """Seconds by which a message may come from the future before it counts as skew: what NTP leaves between healthy hosts."""
 MESSAGE_SECONDS_MAX: Final = 1e9
 """Longest budget of a message, as for any deadline."""
+TIME_MAX: Final = 1e12
+"""A number of seconds in a message above this, the year 33658, is no time that anybody meant."""
 VALUE_CHARS_MAX: Final = 64
 """Of a bad value, as much as is worth a log line."""
 
@@ -276,7 +277,7 @@ def _queue_age_ns(name: str, text: str, wall_us: int, problems: list[Problem]) -
 
 
 def _is_time(value: object) -> bool:
-    return not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value) and value >= 0
+    return not isinstance(value, bool) and isinstance(value, int | float) and 0 <= value <= TIME_MAX
 
 
 def _problem(header: str, value: str) -> Problem:
