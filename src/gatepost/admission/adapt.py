@@ -169,11 +169,13 @@ class AdaptiveTimeout:
 
     def succeeded(self, seconds: float, now: int, rules: AdaptRules) -> bool:
         """An answer, after `seconds`; the breaker is closed. True: the value, p50 or p99 was computed anew."""
-        self._remember(1)
+        self._recent = recent = (self._recent << 1 | 1) & _RECENT_MASK
+        if self._seen < RECENT:
+            self._seen += 1
         if self._before and seconds > self._before:
             self._answered += 1
             self._judge_growth(now)
-        if self._recent.bit_count() < HEALTHY_SHARE * self._seen:
+        if recent != _RECENT_MASK and recent.bit_count() < HEALTHY_SHARE * self._seen:
             return False
         ring = self.ring
         if self._pending:
@@ -192,7 +194,7 @@ class AdaptiveTimeout:
 
     def timed_out(self, seconds: float, now: int) -> None:
         """Cut off after `seconds` while the endpoint owed the answer."""
-        self._remember(0)
+        self._remember_failure()
         if self._before and seconds > self._before:
             self._cut_off += 1
             self._judge_growth(now)
@@ -200,7 +202,7 @@ class AdaptiveTimeout:
 
     def failed(self) -> None:
         """A failure that says nothing about response times."""
-        self._remember(0)
+        self._remember_failure()
 
     def breaker_opened(self) -> None:
         """What timed out belongs to an outage, not to a slow endpoint."""
@@ -304,8 +306,8 @@ class AdaptiveTimeout:
 
     # ------------------------------------------------------------------------------------------------ helpers
 
-    def _remember(self, answered: int) -> None:
-        self._recent = (self._recent << 1 | answered) & _RECENT_MASK
+    def _remember_failure(self) -> None:
+        self._recent = self._recent << 1 & _RECENT_MASK
         if self._seen < RECENT:
             self._seen += 1
 

@@ -1,0 +1,354 @@
+"""The limits of all endpoints and hosts of one process: finds them, feeds them, and keeps idle ones small.
+
+It joins the parts (an endpoint's limits, its host's breaker, the watch over the fleet) around one attempt and reports what
+changed; it starts nothing, stores nothing and tells nobody. `dispatch.limits` is its shell.
+
+Theory of operation. An endpoint is *active* (an object, about 2 KiB) while it has attempts, and *idle* (its stored form, under
+700 bytes) once it had none for a while: two generations, and what was not touched in one is packed at its end. What is packed or has
+changed is also what the store should keep.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from gatepost.admission.breaker import BreakerMode, BreakerRules, BreakerState, TripCause
+from gatepost.admission.endpoint_limits import BreakerChange, EndpointLimits, Flight, LimitChange, LimitRules
+from gatepost.admission.evidence import Facts, Sign
+from gatepost.admission.fleet_trouble import FleetTrouble, family_of
+from gatepost.admission.host_breaker import UNPROVEN, HostBreaker, HostFlight
+
+IDLE_MAX: Final = 200_000
+"""Endpoints kept in packed form, about 150 MiB; beyond it the one packed first goes, and is loaded again when it has work."""
+HOSTS_MAX: Final = 100_000
+"""Hosts known to be reachable; one that is forgotten starts carefully again."""
+SIBLINGS_MAX: Final = 10_000
+"""Hosts of which an endpoint is remembered as an example for new ones."""
+SIBLING_SAMPLES: Final = 50
+"""Response times that make an endpoint an example."""
+
+_ANSWERS: Final = frozenset({Sign.OK, Sign.BUSY, Sign.REFUSED})
+_SILENCE: Final = frozenset({Sign.SETUP, Sign.TIMEOUT})
+
+
+class Tracked(NamedTuple):
+    """One attempt under way, as given by `started` and handed back to `finished`."""
+
+    number: int
+    limits: EndpointLimits
+    flight: Flight
+    host_flight: HostFlight | None
+
+
+class HostGate(NamedTuple):
+    """What a host allows: attempts in flight (None: no limit of its own), and not before an instant (0: now)."""
+
+    cap: int | None
+    held_until: int
+
+
+class EndpointChange(NamedTuple):
+    """Something about one endpoint changed."""
+
+    number: int
+    change: LimitChange
+
+
+class HostChange(NamedTuple):
+    """The breaker of a host went to another state."""
+
+    host: str
+    state: BreakerState
+    level: int
+    held_until: int
+
+
+class FleetChange(NamedTuple):
+    """Many unrelated hosts began to fail at once, or no longer do."""
+
+    suspected: bool
+
+
+Change = EndpointChange | HostChange | FleetChange
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsStatistics:
+    """A snapshot; counts are since the start."""
+
+    active: int
+    idle: int
+    hosts_in_trouble: int
+    unsaved: int
+    opened: Mapping[TripCause, int]
+    """Times an endpoint's breaker opened, dry runs apart."""
+    would_open: int
+    would_refuse: int
+    """In dry run: times a breaker would have opened, attempts it would not have let start."""
+    host_opened: int
+    fleet_suspected: bool
+
+
+@dataclass(slots=True)
+class _Counts:
+    opened: dict[TripCause, int] = field(default_factory=lambda: dict.fromkeys(TripCause, 0))
+    would_open: int = 0
+    would_refuse: int = 0
+    host_opened: int = 0
+
+
+class Limits:
+    """`now` is UTC microseconds, `u` a die; `host_rules` are the fleet's breaker rules, for hosts."""
+
+    __slots__ = (
+        "_counts",
+        "_dirty",
+        "_fleet",
+        "_hosts",
+        "_idle",
+        "_old",
+        "_proven",
+        "_siblings",
+        "_suspected",
+        "_urgent",
+        "_young",
+        "host_rules",
+    )
+
+    def __init__(self, host_rules: BreakerRules) -> None:
+        self.host_rules = host_rules
+        self._young: dict[int, EndpointLimits] = {}
+        self._old: dict[int, EndpointLimits] = {}
+        self._idle: OrderedDict[int, bytes] = OrderedDict()
+        self._hosts: dict[str, HostBreaker] = {}
+        self._proven: OrderedDict[str, None] = OrderedDict()
+        self._siblings: OrderedDict[str, int] = OrderedDict()
+        self._fleet = FleetTrouble()
+        self._suspected = False
+        self._dirty: set[int] = set()
+        self._urgent: set[int] = set()
+        self._counts = _Counts()
+
+    def __repr__(self) -> str:
+        return f"<Limits active={len(self._young) + len(self._old)} idle={len(self._idle)} hosts={len(self._hosts)}>"
+
+    # ------------------------------------------------------------------------------------------------ finding
+
+    def endpoint(self, number: int, host: str, rules: LimitRules) -> EndpointLimits:
+        """The limits of an endpoint, made active; a new one starts from its host's response times. O(1)."""
+        limits = self._young.get(number)
+        if limits is None:
+            limits = self._old.pop(number, None) or self._wake(number, host, rules)
+            self._young[number] = limits
+        if limits.rules is not rules:
+            limits.configure(rules)
+        if limits.host != host:
+            limits.host, limits.family = host, family_of(host)
+        return limits
+
+    def peek(self, number: int) -> EndpointLimits | None:
+        """The limits of an endpoint that is active, or None."""
+        return self._young.get(number) or self._old.get(number)
+
+    def knows(self, number: int) -> bool:
+        """Something is known about the endpoint, so that its stored state would only be older."""
+        return number in self._young or number in self._old or number in self._idle
+
+    def host_gate(self, host: str) -> HostGate:
+        """What the host allows now."""
+        if self.host_rules.mode is not BreakerMode.ON:
+            return HostGate(None, 0)
+        breaker = self._hosts.get(host)
+        if breaker is None:
+            return HostGate(None if host in self._proven else UNPROVEN, 0)
+        return HostGate(breaker.cap(), breaker.held_until())
+
+    # ------------------------------------------------------------------------------------------------ attempts
+
+    def started(self, number: int, host: str, rules: LimitRules, now: int) -> Tracked:
+        """An attempt starts. Exactly one `finished` must follow."""
+        limits = self.endpoint(number, host, rules)
+        flight = limits.started(now)
+        if flight.refused:
+            self._counts.would_refuse += 1
+        breaker = self._hosts.get(host)
+        return Tracked(number, limits, flight, None if breaker is None else breaker.started(now))
+
+    def finished(self, tracked: Tracked, facts: Facts, now: int, u: float) -> list[Change]:
+        """An attempt ended; what changed by it, nearly always nothing."""
+        number, limits, flight, host_flight = tracked
+        sign = facts.sign
+        changes: list[Change] = []
+        ours = False
+        if sign in _ANSWERS:
+            self._fleet.answered(limits.family, now)
+            ours = self._suspected and self._suspect(now, changes)
+        elif sign in _SILENCE:
+            self._fleet.failed(limits.family, now)
+            ours = self._suspect(now, changes)
+        if self._hosts or sign is Sign.SETUP or limits.host not in self._proven:
+            self._finish_host(limits.host, host_flight, facts, now, u, ours, changes)
+        for change in limits.finished(flight, facts, now, u, ours=ours):
+            self._note(number, change, changes)
+        if sign is not Sign.NOTHING:
+            self._dirty.add(number)
+        return changes
+
+    def age(self, number: int, now: int, u: float) -> list[Change]:
+        """Count an endpoint's attempts in flight that have become slow."""
+        changes: list[Change] = []
+        limits = self.peek(number)
+        if limits is not None:
+            for change in limits.age(now, u):
+                self._note(number, change, changes)
+        return changes
+
+    def reset(self, number: int) -> list[Change]:
+        """An endpoint was enabled again: its breaker closes."""
+        changes: list[Change] = []
+        limits = self.peek(number)
+        if limits is not None:
+            for change in limits.reset():
+                self._note(number, change, changes)
+        elif number in self._idle:
+            del self._idle[number]
+        return changes
+
+    def reset_host(self, host: str) -> None:
+        """A host's trouble is over because somebody says so."""
+        self._hosts.pop(host, None)
+
+    # ----------------------------------------------------------------------------------------------- storing
+
+    def load(self, states: Mapping[int, bytes]) -> None:
+        """What the store kept about endpoints that became ours; what is known here already is younger and stays."""
+        for number, state in states.items():
+            if not self.knows(number):
+                self._idle[number] = state
+        self._bound_idle()
+
+    def take_unsaved(self, limit: int, *, urgent_only: bool = False) -> dict[int, bytes]:
+        """Up to `limit` states to be stored, those whose breaker changed first; taken once, so `unsaved` what was not stored."""
+        chosen = [self._urgent.pop() for _ in range(min(limit, len(self._urgent)))]
+        if not urgent_only:
+            chosen += [self._dirty.pop() for _ in range(min(limit - len(chosen), len(self._dirty)))]
+        states: dict[int, bytes] = {}
+        for number in chosen:
+            limits = self.peek(number)
+            state = self._idle.get(number) if limits is None else limits.to_bytes()
+            if state is not None:
+                states[number] = state
+            self._dirty.discard(number)
+        return states
+
+    def unsaved(self, numbers: Iterable[int]) -> None:
+        """These were taken and could not be stored."""
+        self._dirty.update(numbers)
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Endpoints that are gone, or belong to another owner now. Attempts under way end by themselves."""
+        for number in numbers:
+            self._young.pop(number, None)
+            self._old.pop(number, None)
+            self._idle.pop(number, None)
+            self._dirty.discard(number)
+            self._urgent.discard(number)
+
+    def rest(self) -> int:
+        """End a generation: pack what had no attempt during it; returns how many. Call every few minutes. O(active)."""
+        old = self._old
+        packed = 0
+        for number, limits in old.items():
+            if limits.in_flight:
+                self._young[number] = limits
+            else:
+                self._idle[number] = limits.to_bytes()
+                packed += 1
+        self._bound_idle()
+        self._old, self._young = self._young, {}
+        for number, limits in self._old.items():
+            if limits.ring.count >= SIBLING_SAMPLES:
+                self._siblings[limits.host] = number
+        while len(self._siblings) > SIBLINGS_MAX:
+            self._siblings.popitem(last=False)
+        return packed
+
+    # --------------------------------------------------------------------------------------------- looking in
+
+    def statistics(self) -> LimitsStatistics:
+        """A snapshot."""
+        counts = self._counts
+        return LimitsStatistics(
+            len(self._young) + len(self._old),
+            len(self._idle),
+            len(self._hosts),
+            len(self._dirty | self._urgent),
+            dict(counts.opened),
+            counts.would_open,
+            counts.would_refuse,
+            counts.host_opened,
+            self._suspected,
+        )
+
+    # ------------------------------------------------------------------------------------------------- helpers
+
+    def _wake(self, number: int, host: str, rules: LimitRules) -> EndpointLimits:
+        state = self._idle.pop(number, None)
+        if state is not None:
+            try:
+                return EndpointLimits.from_bytes(state, rules)
+            except ValueError:
+                pass  # written by a newer version, or damaged: what it knew is learned again
+        sibling = self.peek(self._siblings.get(host, -1))
+        return EndpointLimits(rules, ring=None if sibling is None else sibling.ring.copy())
+
+    def _finish_host(
+        self, host: str, flight: HostFlight | None, facts: Facts, now: int, u: float, ours: bool, changes: list[Change]
+    ) -> None:
+        breaker = self._hosts.get(host)
+        if breaker is None:
+            if facts.sign is Sign.SETUP:
+                self._proven.pop(host, None)
+                breaker = self._hosts[host] = HostBreaker()
+            elif facts.sign is not Sign.NOTHING:
+                self._prove(host)
+                return
+            else:
+                return
+        if breaker.finished(flight, facts, now, u, self.host_rules, ours=ours):
+            if breaker.state is BreakerState.OPEN:
+                self._counts.host_opened += 1
+            changes.append(HostChange(host, breaker.state, breaker.level, breaker.held_until()))
+        if breaker.healed:
+            del self._hosts[host]
+            self._prove(host)
+
+    def _prove(self, host: str) -> None:
+        if host not in self._proven:
+            self._proven[host] = None
+            if len(self._proven) > HOSTS_MAX:
+                self._proven.popitem(last=False)
+
+    def _suspect(self, now: int, changes: list[Change]) -> bool:
+        suspected = self._fleet.suspected(now)
+        if suspected is not self._suspected:
+            self._suspected = suspected
+            changes.append(FleetChange(suspected))
+        return suspected
+
+    def _note(self, number: int, change: LimitChange, changes: list[Change]) -> None:
+        changes.append(EndpointChange(number, change))
+        if isinstance(change, BreakerChange):
+            self._urgent.add(number)
+            if change.state is BreakerState.OPEN and change.cause is not None:
+                if change.dry_run:
+                    self._counts.would_open += 1
+                else:
+                    self._counts.opened[change.cause] += 1
+
+    def _bound_idle(self) -> None:
+        while len(self._idle) > IDLE_MAX:
+            self._idle.popitem(last=False)

@@ -1,0 +1,123 @@
+"""The last fifty attempts of one endpoint or host: which failed, which were slow, each forgotten after ten minutes.
+
+Bits and a ring of seconds; it counts and judges nothing. `admission.breaker` pushes and asks. An attempt may enter while it is still in
+flight, as slow; its bit is then *open* until the attempt ends, and its end amends that bit instead of adding another.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from typing import Final
+
+WINDOW: Final = 50
+"""At a true failure rate of 30 % half of fifty fail in 0.2 % of all windows, half of ten in 15 %."""
+MAX_AGE: Final = 600
+"""Seconds an attempt is remembered: ten minutes ago was another deployment."""
+
+_MASK: Final = (1 << WINDOW) - 1
+_SECOND_US: Final = 1_000_000
+_STATE: Final = struct.Struct("<BQQI")
+
+
+class OutcomeWindow:
+    """Attempts as bits, the newest lowest. `now` is UTC microseconds."""
+
+    __slots__ = ("_failed", "_head", "_open", "_seconds", "_slow", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._failed = 0
+        self._slow = 0
+        self._open = 0
+        self._head = 0
+        self._seconds: array[int] = array("H")
+        """When each came, modulo 18 hours: gaps are at most ten minutes, so fifty of them stay unambiguous."""
+
+    def __repr__(self) -> str:
+        return f"<OutcomeWindow {self.failures(WINDOW)} failed, {self.slow(WINDOW)} slow of {self.count}>"
+
+    def push(self, failed: bool, slow: bool, now: int, in_flight: bool = False) -> None:
+        """One more attempt, after dropping what is too old. `in_flight`: it has not ended; `amend` will say how it did."""
+        second = now // _SECOND_US & 0xFFFF
+        seconds = self._seconds
+        count = self.count
+        if count and MAX_AGE < second - seconds[self._head] & 0xFFFF < 0x8000:
+            self._drop_old(second)
+            seconds, count = self._seconds, self.count
+        if count == WINDOW:
+            seconds[self._head] = second
+            self._head = (self._head + 1) % WINDOW
+        else:
+            seconds.append(second)
+            self.count = count + 1
+        self._failed = (self._failed << 1 | failed) & _MASK
+        self._slow = (self._slow << 1 | slow) & _MASK
+        if in_flight or self._open:
+            self._open = (self._open << 1 | in_flight) & _MASK
+
+    def amend(self, failed: bool) -> bool:
+        """The longest known attempt that was counted in flight has ended. False: it has left the window meanwhile."""
+        if not self._open:
+            return False
+        bit = 1 << (self._open.bit_length() - 1)
+        self._open &= ~bit
+        if failed:
+            self._failed |= bit
+        return True
+
+    def forget_old(self, now: int) -> None:
+        """Drop what is older than ten minutes. O(1) amortised."""
+        self._drop_old(now // _SECOND_US & 0xFFFF)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.count = self._failed = self._slow = self._open = self._head = 0
+        self._seconds = array("H")
+
+    def failures(self, last: int) -> int:
+        """How many of the last `last` attempts failed."""
+        return (self._failed & (1 << min(last, self.count)) - 1).bit_count()
+
+    def slow(self, last: int) -> int:
+        """How many of the last `last` attempts were slow."""
+        return (self._slow & (1 << min(last, self.count)) - 1).bit_count()
+
+    def _drop_old(self, second: int) -> None:
+        count, head = self.count, self._head
+        seconds = self._seconds
+        while count and MAX_AGE < second - seconds[head] & 0xFFFF < 0x8000:
+            head = (head + 1) % len(seconds)
+            count -= 1
+        if count == self.count:
+            return
+        kept = (1 << count) - 1
+        self._failed &= kept
+        self._slow &= kept
+        self._open &= kept
+        self._seconds = array("H", [seconds[(head + place) % len(seconds)] for place in range(count)])
+        self._head = 0
+        self.count = count
+
+    # ------------------------------------------------------------------------------------------------ storing
+
+    def to_bytes(self) -> bytes:
+        """The bits and when the newest came; the older ones are then taken to be as young."""
+        newest = self._seconds[(self._head + self.count - 1) % len(self._seconds)] if self.count else 0
+        return _STATE.pack(self.count, self._failed, self._slow, newest)
+
+    @classmethod
+    def from_bytes(cls, stored: bytes) -> OutcomeWindow:
+        """What `to_bytes` wrote. Raises `ValueError` for anything else."""
+        if len(stored) != _STATE.size:
+            raise ValueError(f"{len(stored)} bytes are no stored window")
+        count, failed, slow, newest = _STATE.unpack(stored)
+        if count > WINDOW:
+            raise ValueError(f"a window of {count} attempts")
+        window = cls()
+        window.count, window._failed, window._slow = count, failed & _MASK, slow & _MASK
+        window._seconds = array("H", [newest & 0xFFFF] * count)
+        return window
+
+
+WINDOW_BYTES: Final = _STATE.size
