@@ -119,6 +119,7 @@ async def open_service(
                 observer=Observers(*observers),
                 keys=[key.reveal() for key in settings.keys] or None,
                 settings=_dispatcher_settings(settings),
+                outboxes=settings.outboxes,
             )
         )
         metrics.limits = _limits(dispatcher.client.policy)

@@ -21,6 +21,7 @@ from gatepost.net.proxy import ProxyConfig
 from gatepost.net.tls import TLSProfile
 from gatepost.service.config_sources import Given, read_sources
 from gatepost.service.settings_table import BY_PATH
+from gatepost.store.outbox.source import open_sources
 from gatepost.store.rows import Retention
 from gatepost.wire.egress import EgressPolicy
 
@@ -68,6 +69,8 @@ class Settings:
     """Everything `gatepost serve` is told. Build it with `load_settings`, or directly in tests and embedding code."""
 
     database: str = "sqlite:///gatepost.db"
+    outboxes: tuple[str, ...] = field(default=(), repr=False)
+    """URLs of producers' databases to follow; they hold passwords."""
     listen: ListenSettings = ListenSettings()
     policy: ClientPolicy = field(default_factory=ClientPolicy)
     egress: EgressPolicy = field(default_factory=EgressPolicy)
@@ -127,6 +130,7 @@ def load_settings(
     grace = _get(given, "dispatch.shutdown_grace")
     return Settings(
         database=_get(given, "database"),
+        outboxes=_outboxes(given),
         listen=ListenSettings(_get(given, "listen.host"), _check_port(_get(given, "listen.port"))),
         policy=policy,
         egress=egress,
@@ -201,6 +205,12 @@ def _check_retention(retention: Retention) -> None:
             f"retention.idempotency={retention.idempotency:.0f} is longer than retention.events={retention.events:.0f}, "
             f"so a repeated key would name an event that is gone: write {retention.events:.0f} or less"
         )
+
+
+def _outboxes(given: Mapping[str, Given]) -> tuple[str, ...]:
+    urls: tuple[str, ...] = _get(given, "outboxes")
+    open_sources(urls, own=_get(given, "database"))  # refuses what names no database; connects to nothing
+    return urls
 
 
 def _proxy(given: Mapping[str, Given]) -> ProxyConfig | None:

@@ -117,6 +117,13 @@ def _kind(hint: object, name: str) -> Kind:
 
 SETTINGS: Final[tuple[Setting, ...]] = (
     Setting("database", Kind.TEXT, "sqlite:///gatepost.db", "Where events are kept: sqlite:///PATH or memory://."),
+    Setting(
+        "outboxes",
+        Kind.SECRETS,
+        (),
+        "Producers' databases to follow, where they publish in their own transactions: postgresql://… or sqlite:///PATH; only "
+        "the owner of part 0 does.",
+    ),
     Setting("listen.host", Kind.TEXT, "127.0.0.1", "Address to listen on; other than loopback needs an API key."),
     Setting("listen.port", Kind.COUNT, 8080, "Port to listen on; 0 takes a free one."),
     Setting("ingest.max_payload", Kind.COUNT, 1_048_576, "Bytes of one event's payload; more is answered with 413."),

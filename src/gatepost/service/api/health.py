@@ -39,6 +39,7 @@ async def readyz(service: ServiceDep) -> JSONResponse:
         "store": await _timed(service, service.store.ping),
         "dispatcher": _dispatcher(service),
         "event_loop": _event_loop(service),
+        **_outboxes(service),
         "accepting": {"ok": not service.draining},
     }
     ready = all(check["ok"] for check in checks.values())
@@ -67,6 +68,15 @@ def _dispatcher(service: Service) -> dict[str, Any]:
         "lease_seconds_left": round(statistics.lease_seconds_left, 3),
         "store_failing": statistics.store_failing,
         "results_waiting": statistics.results_waiting,
+    }
+
+
+def _outboxes(service: Service) -> dict[str, dict[str, Any]]:
+    """Told, and no reason to send work elsewhere: a producer's database that is down is down for every process."""
+    return {
+        f"outbox {status.place}": {"ok": True, "state": status.state}
+        | ({} if status.error is None else {"error": status.error})
+        for status in service.dispatcher.statistics().outboxes
     }
 
 

@@ -119,18 +119,25 @@ def _publish_to_store(
     priority: str,
     content_type: str,
 ) -> dict[str, Any]:
+    import asyncio
+
+    from gatepost.delivery.records import Receipt
     from gatepost.dispatch.publisher import Publisher
 
     if priority not in ("high", "normal", "bulk"):
         fail(f"--priority {priority!r}: write high, normal or bulk")
-    with Publisher.open_sync(database) as publisher:
-        receipt = publisher.publish_sync(
-            event_type,
-            payload,
-            tenant=tenant or "default",
-            idempotency_key=idempotency_key,
-            ordering_key=ordering_key,
-            priority=priority,
-            content_type=content_type,
-        )
+
+    async def store() -> Receipt:
+        async with Publisher.open(database) as publisher:
+            return await publisher.publish(
+                event_type,
+                payload,
+                tenant=tenant or "default",
+                idempotency_key=idempotency_key,
+                ordering_key=ordering_key,
+                priority=priority,
+                content_type=content_type,
+            )
+
+    receipt = asyncio.run(store())
     return {"event_id": receipt.event_id, "duplicate": receipt.duplicate, "deliveries": receipt.deliveries}
