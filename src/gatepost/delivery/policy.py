@@ -135,6 +135,19 @@ class ClientPolicy:
                 raise TypeError(f"ClientPolicy has no field {name!r}; write one of {', '.join(known)}")
         return replace(self, **changes)
 
+    def check_call(self, policy: object) -> None:
+        """Raises when a client with this policy cannot use `policy` for one call: `TypeError` for anything but a `ClientPolicy`,
+        `ValueError` for one with other pool limits."""
+        if not isinstance(policy, ClientPolicy):
+            raise TypeError(f"policy={policy!r}: write client.policy.evolve(read_timeout=...), no bare number")
+        for name in sorted(POOL_FIELDS):
+            given, own = getattr(policy, name), getattr(self, name)
+            if given != own:
+                raise ValueError(
+                    f"policy.{name}={given} differs from the client's {own}: pool limits belong to the client, "
+                    f"write client.policy.evolve(...) with per-attempt limits only"
+                )
+
     def explain(self) -> str:
         """Each effective value, who set it and what it beat, a line each."""
         return "\n".join(f"{row.name:<26}{row.value!s:<10}{row.source}" for row in self.explain_rows())

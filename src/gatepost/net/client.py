@@ -25,7 +25,7 @@ from gatepost.clock import SYSTEM_CLOCK, SYSTEM_ENTROPY, Clock, Entropy
 from gatepost.deadline import Deadline
 from gatepost.delivery.attempt import Attempt
 from gatepost.delivery.outcome import End, Outcome
-from gatepost.delivery.policy import POOL_FIELDS, ClientPolicy
+from gatepost.delivery.policy import ClientPolicy
 from gatepost.errors import ConfigurationError
 from gatepost.net import one_per_loop
 from gatepost.net.destinations import Destinations
@@ -53,7 +53,7 @@ from gatepost.wire.egress_rules import EgressRules
 from gatepost.wire.payload import payload_bytes
 from gatepost.wire.phases import PHASES
 from gatepost.wire.reasons import Reason
-from gatepost.wire.request import request_head
+from gatepost.wire.request import names_itself, request_head
 
 USER_AGENT: Final = "gatepost/0.1"
 _log = logging.getLogger("gatepost.client")
@@ -269,7 +269,7 @@ class DispatchClient:
             tenant=tenant,
             context=context,
             deadline_at=NEVER if deadline is None else now + deadline.remaining(),
-            duplicable=deduplicates and _is_duplicable(headers),
+            duplicable=deduplicates and names_itself(headers),
             done=self.loop.create_future(),
             now=began,
         )
@@ -371,15 +371,7 @@ class DispatchClient:
             raise RuntimeError("this DispatchClient belongs to another event loop: construct one per loop")
 
     def _check_policy(self, policy: ClientPolicy) -> None:
-        if not isinstance(policy, ClientPolicy):
-            raise TypeError(f"policy={policy!r}: write client.policy.evolve(read_timeout=...), no bare number")
-        for name in sorted(POOL_FIELDS):
-            given, own = getattr(policy, name), getattr(self.policy, name)
-            if given != own:
-                raise ValueError(
-                    f"policy.{name}={given} differs from the client's {own}: pool limits belong to the client, "
-                    f"write client.policy.evolve(...) with per-attempt limits only"
-                )
+        self.policy.check_call(policy)
         if len(self._policies) >= 4_096:  # remembered by identity, so that the check is made once
             self._policies = {id(self.policy): self.policy}
         self._policies[id(policy)] = policy
@@ -507,15 +499,3 @@ class DispatchClient:
 def _given(resolver: Resolver | None) -> Resolver:
     assert resolver is not None
     return resolver
-
-
-_IDEMPOTENCY_HEADERS: Final = frozenset({"webhook-id", "idempotency-key"})
-
-
-def _is_duplicable(headers: Mapping[str, str] | None) -> bool:
-    """The receiver can tell a repetition, so the request may be sent again when a stale connection swallowed it."""
-    if not headers:
-        return False
-    if "webhook-id" in headers:
-        return True
-    return any(name.lower() in _IDEMPOTENCY_HEADERS for name in headers)

@@ -78,3 +78,15 @@ def _type_lines(content_type: str) -> str:
     if len(_known_types) < TYPES_REMEMBERED:
         _known_types[content_type] = lines
     return lines
+
+
+_IDEMPOTENCY_HEADERS: Final = frozenset({"webhook-id", "idempotency-key"})
+
+
+def names_itself(headers: Mapping[str, str] | None) -> bool:
+    """The receiver can tell a repetition, so the request may be sent again when a stale connection swallowed it."""
+    if not headers:
+        return False
+    if "webhook-id" in headers:
+        return True
+    return any(name.lower() in _IDEMPOTENCY_HEADERS for name in headers)
