@@ -10,6 +10,7 @@ from gatepost.clock import Clock
 from gatepost.store.port import StoreCapabilities
 from gatepost.store.postgres.address import postgres_address
 from gatepost.store.postgres.keycheck import check_keys
+from gatepost.store.postgres.operators import PostgresOperators
 from gatepost.store.postgres.pool import Connection, Pool, PoolLimits
 from gatepost.store.postgres.queue import PostgresQueue
 from gatepost.store.postgres.registry import PostgresRegistry
@@ -24,13 +25,14 @@ _REPLICATED = """
 SELECT current_setting('synchronous_standby_names') <> '' AND current_setting('synchronous_commit') IN ('on', 'remote_apply')"""
 
 
-class PostgresStore(PostgresRegistry, PostgresQueue):
+class PostgresStore(PostgresRegistry, PostgresOperators, PostgresQueue):
     """Both ports on one database. Make it with `open`."""
 
     def __init__(
         self, pool: Pool, session: Session, clock: StoreClock, box: SecretBox, capabilities: StoreCapabilities
     ) -> None:
         PostgresRegistry.__init__(self, pool, box)
+        PostgresOperators.__init__(self, pool, clock)
         PostgresQueue.__init__(self, pool, session, clock, capabilities)
 
     @classmethod

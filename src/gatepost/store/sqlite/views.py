@@ -9,14 +9,13 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any, Final
 
-from gatepost.delivery.ids import id_time_us
 from gatepost.store.paging import check_filter, check_limit, decode_numbers, encode_cursor
 from gatepost.store.rows import AttemptRow, DeadFilter, DeadLetter, DeliveryFilter, DeliveryInfo, Page
+from gatepost.store.showing import delivery_info
 from gatepost.store.sqlite.bulk import where_in
 from gatepost.store.sqlite.finder import NEWEST, WALK_MAX, find
 from gatepost.store.sqlite.tally import Tally
 
-_STATES: Final = {0: "delivered", 1: "dead", 2: "cancelled"}
 _SHOW = where_in("""
 SELECT h.id, h.event_id, o.tenant, o.endpoint, h.state, h.at, d.attempt, coalesce(e.type, x.event_type, ''),
   a.number, a.outcome, a.status, a.started_at + a.elapsed_us, x.attempts, x.outcome, x.status
@@ -58,42 +57,7 @@ def deliveries(
 
 def show(connection: sqlite3.Connection, ids: Sequence[int]) -> list[DeliveryInfo]:
     """The deliveries of these ids that exist, newest first."""
-    return [_info(*row) for row in sorted(_SHOW.fetch(connection, ids), reverse=True, key=lambda row: row[0])]
-
-
-def _info(
-    number: int,
-    event_id: int,
-    tenant: str,
-    endpoint: int,
-    state: int,
-    at: int,
-    waiting_attempt: int | None,
-    event_type: str,
-    last_number: int | None,
-    last_outcome: str | None,
-    last_status: int | None,
-    last_end: int | None,
-    dead_attempts: int | None,
-    dead_outcome: str | None,
-    dead_status: int | None,
-) -> DeliveryInfo:
-    waiting = waiting_attempt is not None
-    tried = last_number is not None
-    attempts = waiting_attempt if waiting else dead_attempts if state == 1 else last_number
-    return DeliveryInfo(
-        number,
-        event_id,
-        tenant,
-        endpoint,
-        "waiting" if waiting else _STATES[state],  # type: ignore[arg-type]  # the table's values are of that type
-        attempts or 0,
-        at if waiting else None,
-        event_type,
-        last_outcome if tried else dead_outcome,
-        last_status if tried else dead_status,
-        max(id_time_us(number), last_end or 0, at if state else 0),
-    )
+    return [delivery_info(*row) for row in sorted(_SHOW.fetch(connection, ids), reverse=True, key=lambda row: row[0])]
 
 
 def attempts_of(connection: sqlite3.Connection, delivery_id: int) -> list[AttemptRow]:
