@@ -37,6 +37,10 @@ DEFAULT_WINDOW: Final = 4 * 86_400.0
 """Seconds from acceptance within which a delivery is tried."""
 
 
+RESERVED_TYPES: Final = "gatepost."
+"""Event types of Gatepost's own begin so: what a tenant's operational endpoints hear about its endpoints and events."""
+
+
 class Secret(str):
     """A string that never shows itself: `repr` and `format` mask it; `reveal()` gives the text."""
 
@@ -96,7 +100,10 @@ class Endpoint:
     url: str = field(repr=False)
     """Not shown by `repr`: path and query often hold the receiver's token."""
     event_types: tuple[str, ...] = ("*",)
-    """Exact types, or shell-style patterns such as `invoice.*`; `*` takes everything."""
+    """Exact types, or shell-style patterns such as `invoice.*`; `*` takes everything but Gatepost's own events.
+
+    An endpoint with `gatepost.*` is an operational endpoint: it hears when an endpoint of the tenant is disabled, or needs its owner.
+    """
     description: str = ""
     status: EndpointStatus = EndpointStatus.ACTIVE
     status_reason: str | None = None
@@ -120,6 +127,8 @@ class Endpoint:
     """Attempts in flight at once; None: `per_endpoint_concurrency`."""
     rate: float | None = None
     """Attempts started per second; None: unlimited."""
+    disable_after: float | None = None
+    """Seconds of nothing but failed attempts after which it is disabled; 0: never, None: as the dispatcher is set."""
     limits: Mapping[str, float] = field(default_factory=dict)
     """Overrides of per-attempt limits by `ClientPolicy` field name, for example `{"read_timeout": 20.0}`."""
     deduplicates: bool = True
@@ -142,9 +151,11 @@ class Endpoint:
 
     def accepts(self, event_type: str) -> bool:
         """Whether the filter takes an event of this type."""
+        own = event_type.startswith(RESERVED_TYPES)
         return any(
             pattern == "*" or pattern == event_type or ("*" in pattern and fnmatch.fnmatchcase(event_type, pattern))
             for pattern in self.event_types
+            if not own or pattern.startswith(RESERVED_TYPES)
         )
 
 

@@ -23,14 +23,17 @@ from gatepost.delivery.decide import (
     Why,
     decide,
 )
+    uses_attempt,
 from gatepost.delivery.ids import DELIVERY, EVENT, encode_id
 from gatepost.delivery.policy import ClientPolicy
+from gatepost.delivery.outcome import Blame
 from gatepost.dispatch.bodies import Bodies
 from gatepost.dispatch.catalogue import Catalogue, Listed
 from gatepost.dispatch.notices import Notices
 from gatepost.dispatch.round import Start
 from gatepost.dispatch.settle import Result
 from gatepost.errors import StoreError
+from gatepost.dispatch.streaks import Streaks
 from gatepost.net.observation import observation_of
 from gatepost.net.tls import TLSProfile
 from gatepost.store.rows import (
@@ -121,6 +124,7 @@ class AttemptRunner:
         self._client = client
         self._catalogue = catalogue
         self._bodies = bodies
+        streaks: Streaks,
         self._desk = desk
         self._notices = notices
         self._observer = observer
@@ -132,6 +136,7 @@ class AttemptRunner:
     async def run(self, start: Start, epoch: int) -> None:
         """One attempt from start to result. `epoch` is that of the row's part now."""
         row = start.row
+        self._streaks = streaks
         listed = self._catalogue.get(endpoint_of(row.lane))
         started_at = self._store_time()
         if listed is None:
@@ -252,6 +257,10 @@ class AttemptRunner:
         self._desk.finished(start)
         self._desk.result(Result(start, epoch, _dead(key, row, row.attempt, Why.WINDOW_OVER, None, None, now), None))
         if self._observer is not None:
+        if isinstance(decision, Complete):
+            self._streaks.took(listed.number)
+        elif uses_attempt(attempt) and attempt.blame is not Blame.US:
+            self._streaks.failed(listed, ended_at)
             self._observe(row, listed, None, None, DeadLetter(Why.WINDOW_OVER, counts=False), "dead_letter", now, now)
 
     def _tell_owner(self, listed: Listed, decision: RetryAt | DeadLetter) -> None:

@@ -7,7 +7,7 @@ kept closed and says why. Read by intake (fan-out), the scheduler (settings) and
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -109,6 +109,11 @@ class Catalogue:
     def endpoint_count(self) -> int:
         """Endpoints known."""
         return len(self._by_number)
+
+    @property
+    def numbers(self) -> Collection[int]:
+        """Of all endpoints."""
+        return self._by_number.keys()
 
     def get(self, number: int) -> Listed | None:
         """An endpoint by its number."""

@@ -11,7 +11,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from logging import getLogger
 from threading import get_ident
 from typing import Any, Final
@@ -21,9 +21,11 @@ from gatepost.delivery.attempt import Attempt
 from gatepost.delivery.ids import EVENT, IdSource, encode_id
 from gatepost.delivery.policy import ClientPolicy
 from gatepost.delivery.records import Endpoint, Receipt
+from gatepost.dispatch import head_holds
 from gatepost.dispatch.attempt import AttemptRunner
 from gatepost.dispatch.bodies import BYTES_MAX, Bodies
 from gatepost.dispatch.catalogue import Catalogue, Listed
+from gatepost.dispatch.endpoint_memory import EndpointMemory
 from gatepost.dispatch.endpoints import Endpoints
 from gatepost.dispatch.fan_out import FanOuts
 from gatepost.dispatch.intake import PUBLISH_TIMEOUT, Intake, IntakeStatistics
@@ -33,6 +35,7 @@ from gatepost.dispatch.maintenance import Maintenance
 from gatepost.dispatch.moves import Moves
 from gatepost.dispatch.new_event import MAX_PAYLOAD, EventDraft, draft_event
 from gatepost.dispatch.notices import Notices
+from gatepost.dispatch.operational import operational_event
 from gatepost.dispatch.operations import DeadLetters, Deliveries
 from gatepost.dispatch.outboxes import OutboxFollower, OutboxStatus
 from gatepost.dispatch.own_outbox import OwnOutbox
@@ -42,10 +45,11 @@ from gatepost.dispatch.scheduler import LaneScheduler, SchedulerStatistics
 from gatepost.dispatch.settle import Result, SettleBuffer
 from gatepost.dispatch.store_time import StoreTime
 from gatepost.dispatch.supervisor import Supervisor
+from gatepost.dispatch.streaks import DISABLE_AFTER, Streaks
 from gatepost.dispatch.tasks import TaskSet
 from gatepost.dispatch.tenant_limits import TenantLimiter
 from gatepost.dispatch.worker import Worker, WorkerCounts
-from gatepost.errors import ConfigurationError
+from gatepost.errors import ConfigurationError, Overloaded, StoreError
 from gatepost.net.client import DispatchClient
 from gatepost.net.proxy import ProxyConfig
 from gatepost.net.resolver import Resolver
@@ -54,7 +58,7 @@ from gatepost.store.outbox.source import OutboxSource, open_sources
 from gatepost.store.outbox.transactional import TransactionalOutbox
 from gatepost.store.port import Store
 from gatepost.store.rows import EnqueueResult, Node, OutboxEvent, Retention, Row
-from gatepost.telemetry import Observer
+from gatepost.telemetry import Observer, OperationalObservation
 from gatepost.wire.egress import EgressPolicy
 from gatepost.wire.payload import payload_bytes
 
@@ -92,6 +96,8 @@ class DispatcherSettings:
         if self.max_payload < 1 or self.body_bytes_max < self.max_payload:
             raise ConfigurationError(
                 f"max_payload={self.max_payload}, body_bytes_max={self.body_bytes_max}: write at least 1, and room for one payload"
+    disable_after: float = DISABLE_AFTER
+    """Seconds of nothing but failed attempts after which an endpoint is disabled; 0: never."""
             )
         if not self.publish_timeout > 0:
             raise ConfigurationError(f"publish_timeout={self.publish_timeout}: write seconds, more than 0")
@@ -103,6 +109,8 @@ class DispatcherSettings:
 class DispatcherStatistics:
     """A snapshot."""
 
+        if not self.disable_after >= 0:
+            raise ConfigurationError(f"disable_after={self.disable_after}: write seconds, or 0 for never")
     running: bool
     scheduler: SchedulerStatistics
     attempts: WorkerCounts
@@ -153,7 +161,7 @@ class Dispatcher:
         node = node or f"{os.getpid()}-{entropy.token(4).hex()}"
         self._notices = Notices(observer, self._store_time)
         self.lag: Final = LoopLag(clock)
-        tasks = TaskSet(self._notices.trouble)
+        self._tasks = TaskSet(self._notices.trouble)
         self._catalogue = Catalogue(
             store, client.policy, client.check_url, clock, self._endpoint_changed, Moves(clock, client.forget).left
         )
@@ -169,7 +177,7 @@ class Dispatcher:
             self._scheduler,
             self._leases,
             self._settle,
-            tasks,
+            self._tasks,
             self._bodies,
             self.lag,
             self._notices,
@@ -180,6 +188,8 @@ class Dispatcher:
             self._mark_verified,
         )
         self._worker.runner = AttemptRunner(
+        self._memory = EndpointMemory(store, self._notices)
+        self._notices.tell_tenant = self._tell_tenant
             client,
             self._catalogue,
             self._bodies,
@@ -208,12 +218,14 @@ class Dispatcher:
                 source,
                 self._take_outbox,
                 self._admit,
+        self._streaks = Streaks(self._memory, self._catalogue, self._worker.disable, self.settings.disable_after)
                 self._owns_part_0,
                 self._notices,
                 self._store_time,
                 clock,
                 entropy,
                 max_payload=self.settings.max_payload,
+            self._streaks,
             )
             for source in outboxes
         ]
@@ -258,6 +270,7 @@ class Dispatcher:
         policy: ClientPolicy | None = None,
         egress: EgressPolicy | None = None,
         resolver: Resolver | None = None,
+            self._memory,
         proxy: ProxyConfig | None = None,
         observer: Observer | None = None,
         keys: Sequence[str] | None = None,
@@ -549,12 +562,20 @@ class Dispatcher:
         await self._limiter.check(tenant, size)
 
     async def _take_outbox(self, events: Sequence[OutboxEvent]) -> Sequence[tuple[OutboxEvent, EnqueueResult]]:
+        self._streaks.changed(number)
         return await self._ready_intake().take_outbox(events)
 
     def _owned_parts(self) -> Collection[int]:
+        numbers = self._numbers_of(parts)
+        await self._memory.load(numbers)
+        head_holds.restore(self._memory, numbers, self._scheduler.hold_head, self._store_time())
         return list(self._leases.epochs)
+        if self._fan_outs is not None:
+            self._fan_outs.look()
 
     async def _expand(self) -> None:
+        for number in self._numbers_of(parts):
+            self._memory.drop(number)
         self._ready_intake()  # says how to open one
         assert self._fan_outs is not None
         await self._fan_outs.run()
@@ -562,6 +583,24 @@ class Dispatcher:
     async def _try_out(self, endpoint: Endpoint) -> Attempt:
         """One signed attempt outside the queue."""
         listed = Listed(endpoint, self._policy, self.client.check_url)
+        head_holds.remember(self._memory, results, self._store_time())
+
+    def _numbers_of(self, parts: Collection[int]) -> Sequence[int]:
+        """Endpoints whose deliveries wait in these parts."""
+        of = self.store.capabilities.parts
+        return [number for number in self._catalogue.numbers if number % of in parts]
+
+    def _tell_tenant(self, notice: OperationalObservation) -> None:
+        timestamp = datetime.fromtimestamp(self._clock.wall_us() / 1e6, UTC).isoformat(timespec="milliseconds")
+        draft = operational_event(notice, timestamp.replace("+00:00", "Z"))
+        if draft is not None and self._intake is not None and self._catalogue.takers(draft.tenant, draft.type):
+            self._tasks.start(self._publish_own(self._intake, draft))
+
+    async def _publish_own(self, intake: Intake, draft: EventDraft) -> None:
+        try:
+            await intake.publish_own(draft)
+        except (StoreError, Overloaded) as error:
+            _log.warning("%s of tenant %s was not published: %s", draft.type, draft.tenant, error)
         now_us = self._clock.wall_us()
         body = payload_bytes({"type": TEST_TYPE, "data": {"endpoint": endpoint.id}})
         webhook_id = encode_id(EVENT, now_us)

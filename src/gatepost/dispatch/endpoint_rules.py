@@ -32,6 +32,8 @@ limits of a day one tenant could hold all of them with a few endpoints that neve
 RATE_MIN: Final = 1e-5
 """Attempts a second: about one a day. With fewer the delivery window ends first; who wants none pauses the endpoint."""
 RATE_MAX: Final = 100_000.0
+DISABLE_AFTER_MAX: Final = 365 * 86_400.0
+"""Seconds of failure after which an endpoint is disabled: whoever waits a year means never, which is 0."""
 HEADERS_MAX: Final = 32
 PEM_MAX: Final = 65_536
 """Characters of a certificate file or key: a chain has under 10,000."""
@@ -67,6 +69,7 @@ def check_endpoint(endpoint: Endpoint, policy: ClientPolicy, check_url: UrlCheck
     check_schedule(schedule, DEFAULT_WINDOW if endpoint.window is None else endpoint.window, limits.attempt_budget)
     _check_concurrency(endpoint.concurrency)
     _check_rate(endpoint.rate)
+    _check_disable_after(endpoint.disable_after)
     for secret in endpoint.secrets:
         try:
             parse_secret(secret.secret.reveal())
@@ -130,6 +133,15 @@ def _check_concurrency(concurrency: int | None) -> None:
         return
     if isinstance(concurrency, bool) or not isinstance(concurrency, int) or not 1 <= concurrency <= CONCURRENCY_MAX:
         raise ConfigurationError(f"concurrency={concurrency!r}: write 1 to {CONCURRENCY_MAX}")
+
+
+def _check_disable_after(seconds: float | None) -> None:
+    if seconds is None:
+        return
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= DISABLE_AFTER_MAX:
+        raise ConfigurationError(
+            f"disable_after={seconds!r}: write seconds up to {DISABLE_AFTER_MAX:.0f}, or 0 for never"
+        )
 
 
 def _check_rate(rate: float | None) -> None:

@@ -86,6 +86,7 @@ class Endpoints:
         status_rules: Mapping[str, str] | None = None,
         concurrency: int | None = None,
         rate: float | None = None,
+        disable_after: float | None = None,
         limits: Mapping[str, float] | None = None,
         deduplicates: bool = True,
         ca_pem: str | None = None,
@@ -118,6 +119,7 @@ class Endpoints:
             status_rules={} if status_rules is None else dict(status_rules),
             concurrency=concurrency,
             rate=rate,
+            disable_after=disable_after,
             limits={} if limits is None else dict(limits),
             deduplicates=deduplicates,
             ca_pem=_text(ca_pem),
@@ -203,7 +205,7 @@ class Endpoints:
         return await self._set_status(endpoint_id, EndpointStatus.PAUSED, reason)
 
     async def disable(self, endpoint_id: str, reason: str, seen: int) -> bool:
-        """As `pause`, by Gatepost itself: the receiver said 410, or its URL is refused. Raises `NotFound`.
+        """As `pause`, by Gatepost itself: the receiver said 410, took nothing for days, or its URL is refused. Raises `NotFound`.
 
         `seen` is the generation that the attempt was made with. A record that its owner has changed or resumed since is left
         alone, and the answer is False: what is said of the old URL says nothing about the new one.
@@ -226,7 +228,7 @@ class Endpoints:
         return True
 
     async def resume(self, endpoint_id: str) -> Endpoint:
-        """Deliver again what waits, and what comes."""
+        """Deliver again what waits, slowly at first, and what comes."""
         return await self._set_status(endpoint_id, EndpointStatus.ACTIVE, None)
 
     async def rotate_secret(self, endpoint_id: str, overlap: float = OVERLAP, secret: str | None = None) -> Endpoint:

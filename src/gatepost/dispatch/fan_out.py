@@ -29,7 +29,9 @@ PORTION: Final = 500
 PAUSE: Final = 0.005
 """Seconds between portions, in which others' publishes and results are stored."""
 POLL_EVERY: Final = 1.0
-"""Seconds between looks for cursors that another process stored; our own are begun at once."""
+"""Seconds between looks for cursors that another process stored; our own are begun at once. Also after a store that failed."""
+LOOK_EVERY: Final = 30.0
+"""Seconds between looks where nobody else stores any: for those that were there when the parts were won."""
 CURSORS_MAX: Final = 1_000
 """Cursors read at a time, each a hundred bytes; a tenant with more unfinished fan-outs has others' newer ones behind it."""
 ORDERED_FOR_US: Final = 10_000_000
@@ -81,7 +83,7 @@ class FanOuts:
     # --------------------------------------------------------------------------------------------- planning
 
     def plan(self, event_id: int, tenant: str, event_type: str, sub: int, due_at: int) -> Plan:
-        """The targets of a new event; call `stored` or `dropped` when its fate is known."""
+        """The targets of a new event; call `look` when its cursor is stored, `dropped` when it is not."""
         takers = self._catalogue.takers(tenant, event_type)
         if sub >= SUB_FIFO_FIRST and tenant in self._ordered:
             return self._plan_behind(event_id, tenant, event_type, sub, due_at, takers)
@@ -95,8 +97,8 @@ class FanOuts:
         self._note_order(rest)
         return Plan(self._targets(first, sub, due_at), rest, len(takers))
 
-    def stored(self, rest: FanOut) -> None:
-        """The event and this cursor are durable."""
+    def look(self) -> None:
+        """There may be cursors to move: one was stored, or parts were won."""
         self._news.set()
 
     def dropped(self, rest: FanOut) -> None:
@@ -184,14 +186,15 @@ class FanOuts:
         """Move the cursors of the parts that are ours, until cancelled."""
         while True:
             self._news.clear()
+            patience = POLL_EVERY if self._store.capabilities.shared else LOOK_EVERY
             try:
                 more = await self._expand_some()
             except StoreError as error:
                 self._notices.trouble("fan_out_waits", error)
-                more = False
+                more, patience = False, POLL_EVERY
             if not more:
                 try:
-                    async with asyncio.timeout(POLL_EVERY):
+                    async with asyncio.timeout(patience):
                         await self._news.wait()
                 except TimeoutError:
                     pass

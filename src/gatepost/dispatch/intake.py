@@ -117,6 +117,11 @@ class Intake:
         result = await self._enqueue(event)
         return self._receipt(draft.key, deliveries, result)
 
+    async def publish_own(self, draft: EventDraft) -> Receipt:
+        """As `publish`, for an event of Gatepost's own: a tenant's limits are for what the tenant sends."""
+        event, deliveries = self._new_event(draft)
+        return self._receipt(draft.key, deliveries, await self._enqueue(event))
+
     async def publish_many(self, drafts: Sequence[EventDraft]) -> Sequence[Receipt | Exception]:
         """As `publish` for each, in order; an event that cannot be taken yields its exception and harms no other."""
         return [
@@ -322,7 +327,7 @@ class Intake:
                 continue
             counts.published += 1
             if event.fan_out is not None:
-                self._fan_outs.stored(event.fan_out)
+                self._fan_outs.look()
             if event.targets:
                 if event.targets[0].due_at <= now:
                     body = EventBody(event.event_id, event.tenant, event.type, event.content_type, event.body)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
-from gatepost.delivery.records import Priority
+from gatepost.delivery.records import RESERVED_TYPES, Priority
 from gatepost.dispatch.endpoint_rules import check_tenant_name
 from gatepost.errors import ConfigurationError, PayloadTooLarge
 from gatepost.store.rows import SUB_BULK, SUB_FIFO_FIRST, SUB_HIGH, SUB_NORMAL
@@ -70,6 +70,10 @@ def draft_event(
     if not isinstance(type, str) or _TYPE.fullmatch(type) is None:
         raise ConfigurationError(
             f"type={type!r}: write 1 to 128 letters, digits and any of _ . : / -, such as 'invoice.paid'"
+        )
+    if type.startswith(RESERVED_TYPES):
+        raise ConfigurationError(
+            f"type={type!r}: types that begin with {RESERVED_TYPES!r} are Gatepost's own: write another"
         )
     check_tenant_name(tenant)
     body = payload if payload.__class__ is bytes else payload_bytes(payload)

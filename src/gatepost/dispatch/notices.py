@@ -28,6 +28,8 @@ class Notices:
         self._observer = observer
         self._now = now
         self._given: OrderedDict[tuple[str, str, str], int] = OrderedDict()
+        self.tell_tenant: Callable[[OperationalObservation], None] | None = None
+        """Hears of notices that name a tenant. Set once, by whoever can publish."""
 
     def owner_must_act(self, tenant: str, endpoint_id: str, code: str) -> None:
         """Deliveries to this endpoint go slow, or are given up, until its owner changes something."""
@@ -61,13 +63,17 @@ class Notices:
         """A producer's database does not answer; what it committed waits there."""
         self._say("outbox_unavailable", f"outbox {error}", place, None, None)
 
+    def tenant_over_limit(self, tenant: str, what: str) -> None:
+        """Events of the tenant's outbox are taken more slowly than they come."""
+        message = f"tenant {tenant} publishes more than its limit of {what}: events of the outbox are delivered later"
+        self._say("tenant_over_limit", message, what, tenant, None)
 
     def trouble(self, kind: str, error: BaseException | str) -> None:
         """Something of ours does not work."""
         self._say(kind, f"{kind}: {error}", kind, None, None)
 
     def _say(self, kind: str, message: str, code: str, tenant: str | None, endpoint_id: str | None) -> None:
-        key = (kind, endpoint_id or "", code)
+        key = (kind, endpoint_id or tenant or "", code)
         now = self._now()
         given = self._given.get(key)
         if given is not None and now - given < REPEAT_AFTER_US:
@@ -79,6 +85,8 @@ class Notices:
         self._tell(OperationalObservation(kind, message, tenant, endpoint_id, {"code": code}))
 
     def _tell(self, observation: OperationalObservation) -> None:
+        if observation.tenant is not None and self.tell_tenant is not None:
+            self.tell_tenant(observation)
         if self._observer is None:
             _log.warning("%s", observation.message)
             return

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
 from gatepost.dispatch.catalogue import Catalogue
+from gatepost.dispatch.endpoint_memory import EndpointMemory
 from gatepost.dispatch.leases import LeaseKeeper
 from gatepost.dispatch.loop_lag import LoopLag
 from gatepost.dispatch.maintenance import Maintenance
@@ -45,6 +46,7 @@ class Supervisor:
         notices: Notices,
         followers: Mapping[str, Callable[[], Awaitable[None]]],
         expand: Callable[[], Awaitable[None]],
+        memory: EndpointMemory,
         *,
         grace: float | None,
         attempt_budget: float,
@@ -59,6 +61,7 @@ class Supervisor:
         self._notices = notices
         self._followers = followers
         self._expand = expand
+        self._memory = memory
         self._grace = attempt_budget if grace is None else grace
         self._attempt_budget = attempt_budget
         self._stop = asyncio.Event()
@@ -139,13 +142,14 @@ class Supervisor:
             "registry": self._follow_registry,
             "retention": self._maintenance.retain,
             "discovery": self._maintenance.rediscover,
+            "endpoint memory": self._memory.run,
             "expiry": self._maintenance.expire,
             "loop lag": self._watch_lag,
         }
 
     async def _wind_down(self, loops: Sequence[asyncio.Task[None]]) -> None:
         try:
-            await self._worker.drain(self._grace)
+            await self._memory.save_quietly()  # the next owner reads it
             await self._leases.release()
         finally:
             for task in loops:
@@ -156,6 +160,21 @@ class Supervisor:
         return self._own(
             keep_running(name, loop, lambda failed, error: self._notices.trouble(f"loop_{failed}", error)),
             f"gatepost {name}",
+    async def _drain(self) -> None:
+        """Let what is in flight end; in a fleet, hand each part over as soon as nothing of it is."""
+        self._worker.shut_gate()
+        if not self._shared:
+            await self._worker.drain(self._grace)
+            return
+        await self._memory.save_quietly()  # before the first part has a new owner that reads it
+        handing_over = self._own(self._leases.drain(), "gatepost hand-over")
+        await asyncio.sleep(0)  # let it begin: from here on nothing is started, and the others are told
+        try:
+            await self._worker.drain(self._grace)
+        finally:
+            handing_over.cancel()
+            await asyncio.gather(handing_over, return_exceptions=True)
+
         )
 
     @staticmethod
