@@ -211,7 +211,7 @@ async def test_a_cancelled_caller_leaves_no_broken_connection_behind() -> None:
 async def test_calls_wait_for_a_connection_in_order_and_a_lost_one_is_replaced() -> None:
     """More callers than connections is the usual case."""
     async with bench() as it:
-        pool = Pool(postgres_address(it.store.url), PoolLimits(connections=2))
+        pool = Pool(postgres_address(it.store.url), PoolLimits(connections=1))
         try:
             order: list[int] = []
 
