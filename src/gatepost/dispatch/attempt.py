@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, Protocol, assert_never
 
 from gatepost.clock import Clock, Entropy
+from gatepost.deadline.value import NANOSECONDS, Deadline
 from gatepost.delivery.attempt import Attempt
 from gatepost.delivery.decide import (
     OUR_FAULT_DELAY,
@@ -22,18 +23,18 @@ from gatepost.delivery.decide import (
     RetryAt,
     Why,
     decide,
-)
     uses_attempt,
+)
 from gatepost.delivery.ids import DELIVERY, EVENT, encode_id
-from gatepost.delivery.policy import ClientPolicy
 from gatepost.delivery.outcome import Blame
+from gatepost.delivery.policy import ClientPolicy
 from gatepost.dispatch.bodies import Bodies
 from gatepost.dispatch.catalogue import Catalogue, Listed
 from gatepost.dispatch.notices import Notices
 from gatepost.dispatch.round import Start
 from gatepost.dispatch.settle import Result
-from gatepost.errors import StoreError
 from gatepost.dispatch.streaks import Streaks
+from gatepost.errors import StoreError
 from gatepost.net.observation import observation_of
 from gatepost.net.tls import TLSProfile
 from gatepost.store.rows import (
@@ -71,6 +72,7 @@ class Client(Protocol):
         content_type: str = "application/json",
         policy: ClientPolicy | None = None,
         tls: TLSProfile | None = None,
+        deadline: Deadline | None = None,
         deduplicates: bool = True,
     ) -> Attempt:
         """One attempt; never raises for the network."""
@@ -79,6 +81,14 @@ class Client(Protocol):
 
 class Desk(Protocol):
     """Where results go: the worker."""
+
+    def right_until(self, start: Start, epoch: int, budget: float) -> float | None:
+        """Monotonic seconds until which an attempt of `budget` seconds may start; 0.0: not now, None: nobody could object."""
+        ...
+
+    def held_back(self, start: Start) -> None:
+        """It had no right to start, and did not. Instead of all others."""
+        ...
 
     def finished(self, start: Start) -> None:
         """The attempt is over; its slots are free. First."""
@@ -114,6 +124,7 @@ class AttemptRunner:
         catalogue: Catalogue,
         bodies: Bodies,
         desk: Desk,
+        streaks: Streaks,
         notices: Notices,
         observer: Observer | None,
         clock: Clock,
@@ -124,8 +135,8 @@ class AttemptRunner:
         self._client = client
         self._catalogue = catalogue
         self._bodies = bodies
-        streaks: Streaks,
         self._desk = desk
+        self._streaks = streaks
         self._notices = notices
         self._observer = observer
         self._clock = clock
@@ -136,7 +147,6 @@ class AttemptRunner:
     async def run(self, start: Start, epoch: int) -> None:
         """One attempt from start to result. `epoch` is that of the row's part now."""
         row = start.row
-        self._streaks = streaks
         listed = self._catalogue.get(endpoint_of(row.lane))
         started_at = self._store_time()
         if listed is None:
@@ -157,9 +167,18 @@ class AttemptRunner:
             self._desk.finished(start)
             self._desk.event_missing(start)
             return
+        # Asked last, after every await: we may have been stopped for longer than the part was ours.
+        until = self._desk.right_until(start, epoch, listed.policy.attempt_budget)
+        if until == 0.0:
+            self._bodies.release(row.event_id)
+            self._desk.held_back(start)
+            return
         try:
             webhook_id = encode_id(EVENT, row.event_id)
-            attempt = await self._send(listed, event, webhook_id)
+            deadline = None
+            if until is not None and start.lane.fifo:  # what is ordered must have ended when the next owner may begin
+                deadline = Deadline.until(round(until * NANOSECONDS), name="part lease", clock=self._clock)
+            attempt = await self._send(listed, event, webhook_id, deadline)
         except asyncio.CancelledError:
             self._defer(start, self._store_time())  # the client has said what became of it; the row waits as it was
             raise
@@ -176,7 +195,7 @@ class AttemptRunner:
         )
         self._carry_out(start, epoch, listed, event, attempt, decision, started_at, ended_at)
 
-    async def _send(self, listed: Listed, event: EventBody, webhook_id: str) -> Attempt:
+    async def _send(self, listed: Listed, event: EventBody, webhook_id: str, deadline: Deadline | None) -> Attempt:
         endpoint = listed.endpoint
         headers = listed.request_headers(webhook_id, self._clock.wall_us(), event.body)
         return await self._client.deliver_admitted(
@@ -188,6 +207,7 @@ class AttemptRunner:
             content_type=event.content_type,
             policy=listed.policy,
             tls=listed.tls,
+            deadline=deadline,
             deduplicates=endpoint.deduplicates,
         )
 
@@ -237,6 +257,10 @@ class AttemptRunner:
         else:
             due = decision.due if isinstance(decision, RetryAt) else None
             self._desk.result(Result(start, epoch, change, log, due))
+        if isinstance(decision, Complete):
+            self._streaks.took(listed.number)
+        elif uses_attempt(attempt) and attempt.blame is not Blame.US:
+            self._streaks.failed(listed, ended_at)
         if isinstance(decision, RetryAt | DeadLetter):
             self._tell_owner(listed, decision)
         # One change of the record at a time: to disable it says more.
@@ -257,10 +281,6 @@ class AttemptRunner:
         self._desk.finished(start)
         self._desk.result(Result(start, epoch, _dead(key, row, row.attempt, Why.WINDOW_OVER, None, None, now), None))
         if self._observer is not None:
-        if isinstance(decision, Complete):
-            self._streaks.took(listed.number)
-        elif uses_attempt(attempt) and attempt.blame is not Blame.US:
-            self._streaks.failed(listed, ended_at)
             self._observe(row, listed, None, None, DeadLetter(Why.WINDOW_OVER, counts=False), "dead_letter", now, now)
 
     def _tell_owner(self, listed: Listed, decision: RetryAt | DeadLetter) -> None:

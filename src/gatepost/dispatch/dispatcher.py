@@ -43,9 +43,11 @@ from gatepost.dispatch.publisher import outbox_event, outbox_receipt
 from gatepost.dispatch.round import SchedulerLimits
 from gatepost.dispatch.scheduler import LaneScheduler, SchedulerStatistics
 from gatepost.dispatch.settle import Result, SettleBuffer
+from gatepost.dispatch.share import WEIGHT_MAX
 from gatepost.dispatch.store_time import StoreTime
-from gatepost.dispatch.supervisor import Supervisor
 from gatepost.dispatch.streaks import DISABLE_AFTER, Streaks
+from gatepost.dispatch.strict import check_ordered, doubt_of
+from gatepost.dispatch.supervisor import Supervisor
 from gatepost.dispatch.tasks import TaskSet
 from gatepost.dispatch.tenant_limits import TenantLimiter
 from gatepost.dispatch.worker import Worker, WorkerCounts
@@ -57,7 +59,7 @@ from gatepost.store.open import open_store
 from gatepost.store.outbox.source import OutboxSource, open_sources
 from gatepost.store.outbox.transactional import TransactionalOutbox
 from gatepost.store.port import Store
-from gatepost.store.rows import EnqueueResult, Node, OutboxEvent, Retention, Row
+from gatepost.store.rows import SUB_FIFO_FIRST, EnqueueResult, Node, OutboxEvent, Retention, Row
 from gatepost.telemetry import Observer, OperationalObservation
 from gatepost.wire.egress import EgressPolicy
 from gatepost.wire.payload import payload_bytes
@@ -86,8 +88,16 @@ class DispatcherSettings:
     """Seconds that `publish` waits for the store."""
     body_bytes_max: int = BYTES_MAX
     """Event bodies in memory."""
+    name: str | None = None
+    """What this process is called in status and in the log of attempts, before a random suffix; None: its process id."""
+    address: str | None = None
+    """`http://host:port` of this process' API or health page, as the other processes of a fleet see it in their status."""
+    weight: float = 1.0
+    """Its share of the parts in a fleet, relative to the others'."""
     grace: float | None = None
     """Seconds a drain waits for attempts in flight; None: the attempt budget, so that every one can end by itself."""
+    disable_after: float = DISABLE_AFTER
+    """Seconds of nothing but failed attempts after which an endpoint is disabled; 0: never."""
     retention: Retention = field(default_factory=Retention)
 
     def __post_init__(self) -> None:
@@ -96,11 +106,13 @@ class DispatcherSettings:
         if self.max_payload < 1 or self.body_bytes_max < self.max_payload:
             raise ConfigurationError(
                 f"max_payload={self.max_payload}, body_bytes_max={self.body_bytes_max}: write at least 1, and room for one payload"
-    disable_after: float = DISABLE_AFTER
-    """Seconds of nothing but failed attempts after which an endpoint is disabled; 0: never."""
             )
         if not self.publish_timeout > 0:
             raise ConfigurationError(f"publish_timeout={self.publish_timeout}: write seconds, more than 0")
+        if not self.disable_after >= 0:
+            raise ConfigurationError(f"disable_after={self.disable_after}: write seconds, or 0 for never")
+        if not 0 < self.weight <= WEIGHT_MAX:
+            raise ConfigurationError(f"weight={self.weight}: write a number above 0, at most {WEIGHT_MAX:g}")
         if self.grace is not None and not self.grace >= 0:
             raise ConfigurationError(f"grace={self.grace}: write seconds, 0 or more")
 
@@ -109,8 +121,6 @@ class DispatcherSettings:
 class DispatcherStatistics:
     """A snapshot."""
 
-        if not self.disable_after >= 0:
-            raise ConfigurationError(f"disable_after={self.disable_after}: write seconds, or 0 for never")
     running: bool
     scheduler: SchedulerStatistics
     attempts: WorkerCounts
@@ -126,6 +136,17 @@ class DispatcherStatistics:
     loop_late: bool
     oldest_attempt: float
     """Seconds."""
+    node: str
+    """This process' name in the fleet."""
+    draining: bool
+    balanced: bool
+    """It holds its share of the parts."""
+    share: int
+    """Parts it should hold at least."""
+    clock_skew: float
+    """Seconds that the store's clock is ahead of this machine's."""
+    clock_trusted: bool
+    """The clocks agree well enough to sign with."""
     outboxes: tuple[OutboxStatus, ...] = ()
     """Producers' databases that are followed."""
 
@@ -156,20 +177,30 @@ class Dispatcher:
                 client.policy.max_connections,
                 client.policy.max_connections,
             )
+        if store.capabilities.shared and (doubt := doubt_of(client.policy.attempt_budget)) is not None:
+            _log.warning("%s", doubt)
         self._clock = clock
         self._store_time = StoreTime(clock)
-        node = node or f"{os.getpid()}-{entropy.token(4).hex()}"
+        node = node or f"{self.settings.name or os.getpid()}-{entropy.token(4).hex()}"
         self._notices = Notices(observer, self._store_time)
         self.lag: Final = LoopLag(clock)
         self._tasks = TaskSet(self._notices.trouble)
         self._catalogue = Catalogue(
             store, client.policy, client.check_url, clock, self._endpoint_changed, Moves(clock, client.forget).left
         )
+        self._memory = EndpointMemory(store, self._notices)
+        self._notices.tell_tenant = self._tell_tenant
         self._bodies = Bodies(store, self.settings.body_bytes_max)
         host_cap = None if self.settings.auto_host_cap else client.policy.max_per_host
         self._scheduler = LaneScheduler(SchedulerLimits(self.settings.slots, host_cap), self._catalogue.settings)
         self._leases = LeaseKeeper(
-            store, Node(node), clock, self._store_time, self._parts_won, self._parts_lost, self._renewed
+            store,
+            Node(node, self.settings.address, self.settings.weight),
+            clock,
+            self._store_time,
+            self._parts_won,
+            self._parts_lost,
+            self._renewed,
         )
         self._settle = SettleBuffer(store, self._stored, self._leases.fenced, self._notices.trouble)
         self._worker = Worker(
@@ -187,13 +218,14 @@ class Dispatcher:
             self._disable,
             self._mark_verified,
         )
+        self._leases.load = self._worker
+        self._streaks = Streaks(self._memory, self._catalogue, self._worker.disable, self.settings.disable_after)
         self._worker.runner = AttemptRunner(
-        self._memory = EndpointMemory(store, self._notices)
-        self._notices.tell_tenant = self._tell_tenant
             client,
             self._catalogue,
             self._bodies,
             self._worker,
+            self._streaks,
             self._notices,
             observer,
             clock,
@@ -218,14 +250,12 @@ class Dispatcher:
                 source,
                 self._take_outbox,
                 self._admit,
-        self._streaks = Streaks(self._memory, self._catalogue, self._worker.disable, self.settings.disable_after)
                 self._owns_part_0,
                 self._notices,
                 self._store_time,
                 clock,
                 entropy,
                 max_payload=self.settings.max_payload,
-            self._streaks,
             )
             for source in outboxes
         ]
@@ -240,6 +270,7 @@ class Dispatcher:
             self._notices,
             self._followers(clock, entropy),
             self._expand,
+            self._memory,
             grace=self.settings.grace,
             attempt_budget=client.policy.attempt_budget,
         )
@@ -270,7 +301,6 @@ class Dispatcher:
         policy: ClientPolicy | None = None,
         egress: EgressPolicy | None = None,
         resolver: Resolver | None = None,
-            self._memory,
         proxy: ProxyConfig | None = None,
         observer: Observer | None = None,
         keys: Sequence[str] | None = None,
@@ -377,7 +407,9 @@ class Dispatcher:
             content_type=content_type,
         )
         if connection is not None:
-            return outbox_receipt(await self._transactional.put_async(connection, outbox_event(draft, self._store_time())))
+            return outbox_receipt(
+                await self._transactional.put_async(connection, outbox_event(draft, self._store_time()))
+            )
         return await self._ready_intake().publish(draft)
 
     def publish_sync(
@@ -454,7 +486,7 @@ class Dispatcher:
         not_before: datetime | float | None = None,
         content_type: str = "application/json",
     ) -> EventDraft:
-        return draft_event(
+        draft = draft_event(
             type,
             payload,
             tenant=tenant,
@@ -466,6 +498,9 @@ class Dispatcher:
             max_payload=self.settings.max_payload,
             now_us=self._store_time(),
         )
+        if draft.sub >= SUB_FIFO_FIRST and self.store.capabilities.shared:
+            check_ordered(self._catalogue.takers(draft.tenant, draft.type))
+        return draft
 
     def _ready_intake(self) -> Intake:
         if self._intake is None:
@@ -502,8 +537,19 @@ class Dispatcher:
             loop_lag_p99=self.lag.window.p99,
             loop_late=self.lag.late,
             oldest_attempt=self._worker.oldest_seconds,
+            node=self._leases.node.name,
+            draining=self._leases.node.draining,
+            balanced=self._leases.balanced,
+            share=self._leases.share.share.floor if self.store.capabilities.shared else self.store.capabilities.parts,
+            clock_skew=self._store_time.skew_us / 1e6,
+            clock_trusted=self._store_time.trusted,
             outboxes=tuple(follower.status for follower in self._outboxes),
         )
+
+    def lag_seconds(self) -> float:
+        """How long the row that waits longest in this process' memory has been due. O(lanes): for status, not for metrics."""
+        oldest = self._scheduler.oldest_due()
+        return 0.0 if oldest is None else max(0.0, (self._store_time() - oldest) / 1e6)
 
     async def aclose(self) -> None:
         """Drain, and store what was accepted. The store and the client are closed by whoever opened them."""
@@ -516,12 +562,20 @@ class Dispatcher:
     # ---------------------------------------------------------------------------------------- between parts
 
     def _endpoint_changed(self, number: int) -> None:
+        self._streaks.changed(number)
         self._worker.endpoint_changed(number)
 
     async def _parts_won(self, parts: Collection[int]) -> None:
+        numbers = self._numbers_of(parts)
+        await self._memory.load(numbers)
+        head_holds.restore(self._memory, numbers, self._scheduler.hold_head, self._store_time())
         await self._worker.adopt(parts)
+        if self._fan_outs is not None:
+            self._fan_outs.look()
 
     def _parts_lost(self, parts: Collection[int]) -> None:
+        for number in self._numbers_of(parts):
+            self._memory.drop(number)
         self._worker.drop(parts)
 
     def _renewed(self) -> None:
@@ -529,11 +583,30 @@ class Dispatcher:
 
     def _stored(self, results: Sequence[Result]) -> None:
         self._worker.stored(results)
+        head_holds.remember(self._memory, results, self._store_time())
+
+    def _numbers_of(self, parts: Collection[int]) -> Sequence[int]:
+        """Endpoints whose deliveries wait in these parts."""
+        of = self.store.capabilities.parts
+        return [number for number in self._catalogue.numbers if number % of in parts]
+
+    def _tell_tenant(self, notice: OperationalObservation) -> None:
+        timestamp = datetime.fromtimestamp(self._clock.wall_us() / 1e6, UTC).isoformat(timespec="milliseconds")
+        draft = operational_event(notice, timestamp.replace("+00:00", "Z"))
+        if draft is not None and self._intake is not None and self._catalogue.takers(draft.tenant, draft.type):
+            self._tasks.start(self._publish_own(self._intake, draft))
+
+    async def _publish_own(self, intake: Intake, draft: EventDraft) -> None:
+        try:
+            await intake.publish_own(draft)
+        except (StoreError, Overloaded) as error:
+            _log.warning("%s of tenant %s was not published: %s", draft.type, draft.tenant, error)
 
     def _hand_over(self, rows: Sequence[Row]) -> None:
         if self._supervisor.running:
             self._worker.hand_over(rows)
         else:
+            self._worker.tell_owners(rows)
             self._supervisor.watch_idleness()
 
     async def _disable(self, endpoint_id: str, code: str, seen: int) -> bool:
@@ -562,20 +635,12 @@ class Dispatcher:
         await self._limiter.check(tenant, size)
 
     async def _take_outbox(self, events: Sequence[OutboxEvent]) -> Sequence[tuple[OutboxEvent, EnqueueResult]]:
-        self._streaks.changed(number)
         return await self._ready_intake().take_outbox(events)
 
     def _owned_parts(self) -> Collection[int]:
-        numbers = self._numbers_of(parts)
-        await self._memory.load(numbers)
-        head_holds.restore(self._memory, numbers, self._scheduler.hold_head, self._store_time())
         return list(self._leases.epochs)
-        if self._fan_outs is not None:
-            self._fan_outs.look()
 
     async def _expand(self) -> None:
-        for number in self._numbers_of(parts):
-            self._memory.drop(number)
         self._ready_intake()  # says how to open one
         assert self._fan_outs is not None
         await self._fan_outs.run()
@@ -583,24 +648,6 @@ class Dispatcher:
     async def _try_out(self, endpoint: Endpoint) -> Attempt:
         """One signed attempt outside the queue."""
         listed = Listed(endpoint, self._policy, self.client.check_url)
-        head_holds.remember(self._memory, results, self._store_time())
-
-    def _numbers_of(self, parts: Collection[int]) -> Sequence[int]:
-        """Endpoints whose deliveries wait in these parts."""
-        of = self.store.capabilities.parts
-        return [number for number in self._catalogue.numbers if number % of in parts]
-
-    def _tell_tenant(self, notice: OperationalObservation) -> None:
-        timestamp = datetime.fromtimestamp(self._clock.wall_us() / 1e6, UTC).isoformat(timespec="milliseconds")
-        draft = operational_event(notice, timestamp.replace("+00:00", "Z"))
-        if draft is not None and self._intake is not None and self._catalogue.takers(draft.tenant, draft.type):
-            self._tasks.start(self._publish_own(self._intake, draft))
-
-    async def _publish_own(self, intake: Intake, draft: EventDraft) -> None:
-        try:
-            await intake.publish_own(draft)
-        except (StoreError, Overloaded) as error:
-            _log.warning("%s of tenant %s was not published: %s", draft.type, draft.tenant, error)
         now_us = self._clock.wall_us()
         body = payload_bytes({"type": TEST_TYPE, "data": {"endpoint": endpoint.id}})
         webhook_id = encode_id(EVENT, now_us)

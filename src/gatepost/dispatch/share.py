@@ -18,6 +18,10 @@ from typing import Final
 from gatepost.store.rows import NodeInfo
 
 
+WEIGHT_MAX: Final = 1_000.0
+"""The largest weight of a process: beyond a thousandth of the parts, a lighter one would hold none."""
+
+
 @dataclass(frozen=True, slots=True)
 class Share:
     """Parts a node should hold: at least `floor`, at most `ceiling`."""

@@ -64,6 +64,7 @@ class Supervisor:
         self._memory = memory
         self._grace = attempt_budget if grace is None else grace
         self._attempt_budget = attempt_budget
+        self._shared = store.capabilities.shared
         self._stop = asyncio.Event()
         self._ended = asyncio.Event()
         self._background: asyncio.Task[None] | None = None
@@ -81,6 +82,7 @@ class Supervisor:
         self._stop.clear()
         self._ended.clear()
         self._unwatch()
+        self._leases.begin()
         loops = [self._start(name, loop) for name, loop in self._loops().items()]
         self._worker.open_gate()
         try:
@@ -136,19 +138,21 @@ class Supervisor:
         return {
             "settle": self._settle.run,
             "leases": self._leases.run,
+            **({"pokes": self._worker.take_pokes, "shares": self._leases.give_back_surplus} if self._shared else {}),
             "reads": self._worker.read_lanes,
             **self._followers,
             "fan-out": self._expand,
+            "endpoint memory": self._memory.run,
             "registry": self._follow_registry,
             "retention": self._maintenance.retain,
             "discovery": self._maintenance.rediscover,
-            "endpoint memory": self._memory.run,
             "expiry": self._maintenance.expire,
             "loop lag": self._watch_lag,
         }
 
     async def _wind_down(self, loops: Sequence[asyncio.Task[None]]) -> None:
         try:
+            await self._drain()
             await self._memory.save_quietly()  # the next owner reads it
             await self._leases.release()
         finally:
@@ -156,10 +160,6 @@ class Supervisor:
                 task.cancel()
             await asyncio.gather(*loops, return_exceptions=True)
 
-    def _start(self, name: str, loop: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
-        return self._own(
-            keep_running(name, loop, lambda failed, error: self._notices.trouble(f"loop_{failed}", error)),
-            f"gatepost {name}",
     async def _drain(self) -> None:
         """Let what is in flight end; in a fleet, hand each part over as soon as nothing of it is."""
         self._worker.shut_gate()
@@ -175,6 +175,10 @@ class Supervisor:
             handing_over.cancel()
             await asyncio.gather(handing_over, return_exceptions=True)
 
+    def _start(self, name: str, loop: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        return self._own(
+            keep_running(name, loop, lambda failed, error: self._notices.trouble(f"loop_{failed}", error)),
+            f"gatepost {name}",
         )
 
     @staticmethod
