@@ -31,6 +31,11 @@ STAGES = (
     Rule("store: threads and queues", "gatepost.store.sqlite.writer"),
     Rule("peek: rows and bodies", "gatepost.store.sqlite.reads"),
     Rule("peek: rows and bodies", "gatepost.store.sqlite.reader"),
+    Rule("enqueue (client side)", "gatepost.store.postgres.enqueue"),
+    Rule("settle (client side)", "gatepost.store.postgres.settle"),
+    Rule("peek: rows and bodies", "gatepost.store.postgres.reads"),
+    Rule("store: protocol and pool", "gatepost.store.postgres"),
+    Rule("store: protocol and pool", "asyncpg"),
     Rule("store: other", "gatepost.store"),
     Rule("sign", "gatepost.wire.signing"),
     Rule("observe", "gatepost.telemetry"),
@@ -71,16 +76,24 @@ class PipelineTask:
     latency_share: float
     """Open-loop rate as a share of the throughput just measured."""
     profile: bool
+    database: str | None = None
+    """None: a SQLite file in `directory`."""
+    keys: Sequence[str] | None = None
+    alone: bool = True
+    """No other process delivers what this one publishes, nor the other way round."""
 
 
 async def measure(task: PipelineTask) -> dict[str, Any]:
     """All parts in turn, in one process."""
-    async with open_rig(Path(task.directory), task.urls, slots=task.slots) as rig:
+    name = Path(task.directory).name
+    async with open_rig(
+        Path(task.directory), task.urls, slots=task.slots, database=task.database, keys=task.keys, name=name
+    ) as rig:
         result: dict[str, Any] = {"throughput": await measure_throughput(rig, task)}
         rate = result["throughput"]["deliveries_per_second"] * task.latency_share
         rig.due_ns.clear()
         published = await rig.open_loop(rate, task.seconds)
-        delivered = await rig.wait_delivered(30.0)
+        delivered = await settled(rig, task)
         result["latency"] = {"rate": round(rate, 1), "published": published, "all_delivered": delivered}
         result["due_ns"] = rig.due_ns
         if task.profile:
@@ -93,7 +106,7 @@ async def measure(task: PipelineTask) -> dict[str, Any]:
 
 async def measure_throughput(rig: Rig, task: PipelineTask) -> dict[str, float]:
     """Deliveries per second and CPU per delivery with `depth` outstanding."""
-    async with loaded(rig, task.depth):
+    async with loaded(rig, task):
         await asyncio.sleep(task.warm_up)
         completed, used, started = rig.tally.completed, cpu_time(), time.perf_counter()
         await asyncio.sleep(task.seconds)
@@ -114,7 +127,7 @@ async def measure_throughput(rig: Rig, task: PipelineTask) -> dict[str, float]:
 async def measure_stages(rig: Rig, task: PipelineTask) -> dict[str, Any]:
     """CPU microseconds per delivery by stage, under the same closed load."""
     profiler = StageProfiler(STAGES, rest="event loop and threads")
-    async with loaded(rig, task.depth):
+    async with loaded(rig, task):
         await asyncio.sleep(task.warm_up / 2)
         completed = rig.tally.completed
         with profiler.running():
@@ -129,17 +142,25 @@ async def measure_stages(rig: Rig, task: PipelineTask) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def loaded(rig: Rig, depth: int) -> AsyncIterator[None]:
+async def loaded(rig: Rig, task: PipelineTask) -> AsyncIterator[None]:
     """Run the closed loop beside the block, and let everything arrive afterwards."""
     stop = asyncio.Event()
-    load = asyncio.create_task(rig.closed_loop(depth, stop))
+    load = asyncio.create_task(rig.closed_loop(task.depth, stop))
     try:
         yield
     finally:
         stop.set()
         await load
-    if not await rig.wait_delivered(30.0):
+    if not await settled(rig, task):
         raise RuntimeError(f"{rig.tally.outstanding} deliveries did not arrive: {dict(rig.tally.others)}")
+
+
+async def settled(rig: Rig, task: PipelineTask) -> bool:
+    """Wait until what was published is delivered; with several processes, until nothing comes any more."""
+    if task.alone:
+        return await rig.wait_delivered(30.0)
+    await rig.wait_still(1.0)
+    return True
 
 
 def main() -> int:

@@ -117,6 +117,13 @@ class Rig:
                 waiting.put_nowait(None)
         return count
 
+    async def wait_still(self, seconds: float) -> None:
+        """Wait until nothing was delivered here for `seconds`: with several processes nobody counts all of them."""
+        seen = -1
+        while seen != self.tally.completed:
+            seen = self.tally.completed
+            await asyncio.sleep(seconds)
+
     async def wait_delivered(self, seconds: float, but: int = 0) -> bool:
         """Wait until all but `but` deliveries are complete; False when `seconds` were not enough."""
         limit = time.monotonic() + seconds
@@ -129,9 +136,18 @@ class Rig:
 
 @asynccontextmanager
 async def open_rig(
-    directory: Path, urls: Sequence[str], *, slots: int, database: str | None = None
+    directory: Path,
+    urls: Sequence[str],
+    *,
+    slots: int,
+    database: str | None = None,
+    keys: Sequence[str] | None = None,
+    name: str = "bench",
 ) -> AsyncIterator[Rig]:
-    """A running dispatcher on a fresh SQLite file, its metrics collected as `gatepost serve` does."""
+    """A running dispatcher on a fresh SQLite file or on `database`, its metrics collected as `gatepost serve` does.
+
+    `name` keeps the event types of several rigs on one database apart.
+    """
     from gatepost.service.metrics import Metrics
     from gatepost.service.observers import Observers
 
@@ -142,10 +158,11 @@ async def open_rig(
         policy=policy,
         egress=LOOPBACK,
         observer=Observers(Metrics(), tally),
+        keys=keys,
         run=True,
         settings=DispatcherSettings(slots=slots),
     ) as gp:
-        types = [f"bench.{number}" for number in range(len(urls))]
+        types = [f"{name}.{number}" for number in range(len(urls))]
         for name, url in zip(types, urls, strict=True):
             await gp.endpoints.create(url, event_types=(name,))
         yield Rig(gp, tally, types)

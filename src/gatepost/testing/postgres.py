@@ -97,6 +97,11 @@ class PostgresServer:
         return self._status() == "ready"
 
     @property
+    def pid(self) -> int | None:
+        """The server's main process, whose children serve the connections; None while it is stopped."""
+        return self._postmaster()
+
+    @property
     def log(self) -> str:
         """What the server has logged."""
         try:
