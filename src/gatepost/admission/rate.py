@@ -46,6 +46,12 @@ class TokenBucket:
             return now
         return max(now, self._at) + math.ceil(min(missing / self.rate * _MICROSECONDS, WAIT_MAX_US)) + 1
 
+    def reserve(self, now: int, count: float = 1.0) -> int:
+        """Spend `count` tokens now, there or not, and say from when on they would have been: a debt that later ones wait behind."""
+        ready = self.ready_at(now, count)
+        self._tokens -= count
+        return ready
+
     def full_at(self, now: int) -> int:
         """When the bucket will be full again, after which forgetting it changes nothing."""
         return self.ready_at(now, self.burst)

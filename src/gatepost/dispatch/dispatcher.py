@@ -364,6 +364,7 @@ class Dispatcher:
             self._bodies,
             ids,
             self._limiter,
+            self._notices,
             self._store_time,
             self._hand_over,
             publish_timeout=self.settings.publish_timeout,

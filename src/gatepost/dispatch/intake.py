@@ -19,6 +19,7 @@ from gatepost.delivery.records import Receipt
 from gatepost.dispatch.bodies import Bodies
 from gatepost.dispatch.fan_out import FanOuts
 from gatepost.dispatch.new_event import EventDraft, sub_of
+from gatepost.dispatch.notices import Notices
 from gatepost.dispatch.tenant_limits import TenantLimiter
 from gatepost.errors import IdempotencyConflict, LimitExceeded, Overloaded
 from gatepost.store.port import DeliveryStore
@@ -78,6 +79,7 @@ class Intake:
         bodies: Bodies,
         ids: IdSource,
         limiter: TenantLimiter,
+        notices: Notices,
         store_time: Callable[[], int],
         hand_over: HandOver,
         *,
@@ -88,6 +90,7 @@ class Intake:
         self._bodies = bodies
         self._ids = ids
         self._limiter = limiter
+        self._notices = notices
         self._store_time = store_time
         self._hand_over = hand_over
         self._publish_timeout = publish_timeout
@@ -191,6 +194,12 @@ class Intake:
     def _from_outbox(self, event: OutboxEvent) -> NewEvent:
         now = self._store_time()
         due = now if event.not_before is None else max(now, event.not_before)
+        late = 0
+        if event.outbox_id:  # of the store's own outbox, where it was committed by a process that knows no limits
+            late = self._limiter.delay(event.tenant, len(event.body))
+            if late:
+                self._notices.tenant_over_limit(event.tenant, "events or bytes a second")
+        due = max(due, now + late)
         sub = sub_of(event.priority, event.ordering_key)
         plan = self._fan_outs.plan(event.event_id, event.tenant, event.type, sub, due)
         return NewEvent(
@@ -200,7 +209,7 @@ class Intake:
             type=event.type,
             content_type=event.content_type,
             body=event.body,
-            created_at=max(event.created_at, event.not_before or 0),
+            created_at=due if late else max(event.created_at, event.not_before or 0),
             targets=plan.targets,
             outbox_id=event.outbox_id or None,  # 0: from a producer's database
             fan_out=plan.rest,

@@ -71,6 +71,25 @@ class TenantLimiter:
         if use.bytes is not None:
             use.bytes.try_take(now, float(size))
 
+    def delay(self, tenant: str, size: int) -> int:
+        """Count an event that cannot be refused any more; microseconds that it must wait for the tenant's rates to hold.
+
+        Its backlog is not looked at: what is committed in an outbox is accepted, and counts against what comes after it.
+        """
+        record = self._catalogue.tenant(tenant)
+        if record is None or record.limits == _UNLIMITED:
+            return 0
+        use = self._use_of(tenant)
+        now = self._clock.monotonic_ns() // 1_000
+        use.events = _bucket(use.events, record.limits.events_per_second, now)
+        use.bytes = _bucket(use.bytes, record.limits.bytes_per_second, now)
+        ready = now
+        if use.events is not None:
+            ready = max(ready, use.events.reserve(now))
+        if use.bytes is not None:
+            ready = max(ready, use.bytes.reserve(now, float(size)))
+        return ready - now
+
     async def _check_backlog(self, tenant: str, use: _Use, most: int, now: int) -> None:
         if use.counted_at is None or now - use.counted_at > BACKLOG_RELIED_ON_US:
             use.counted_at = now
