@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 
 from gatepost.clock import SYSTEM_CLOCK
 from gatepost.deadline.context import current
+from gatepost.deadline.metrics import COUNTERS, Metric
 from gatepost.deadline.tiers import Tier
 from gatepost.deadline.value import NANOSECONDS, Deadline, DeadlineExceeded, Limit
 from gatepost.deadline.wire import DEADLINE_EXCEEDED_HEADER, REQUEST_TIMEOUT, parse_request_timeout
@@ -55,7 +56,7 @@ class CallExceeded(DeadlineExceeded):
 class Call:
     """A call in progress. Making one raises `CallExceeded` when too little time is left to send anything."""
 
-    __slots__ = ("_error", "deadline", "host", "tier", "whole")
+    __slots__ = ("_counted", "_error", "deadline", "host", "tier", "whole")
 
     def __init__(self, tier: Tier, error: type[CallExceeded] = CallExceeded) -> None:
         ambient = current()
@@ -69,7 +70,13 @@ class Call:
         self.host: str | None = None
         """The host first called, where a client follows redirects within one call."""
         self._error = error
-        if self.deadline.remaining() < CALL_MIN:
+        self._counted = False
+        left = self.deadline.remaining()
+        if ambient is not None:
+            COUNTERS.remaining("call", left)
+            if self.whole:
+                COUNTERS.count(Metric.SHORTENED, tier.name)
+        if left < CALL_MIN:
             raise self.exceeded("before the call")
 
     def __repr__(self) -> str:
@@ -89,6 +96,7 @@ class Call:
 
     def exceeded(self, where: str) -> CallExceeded:
         """The error to raise, of the class that the library's users catch."""
+        self._count()
         return self._error(where, max(0.0, -self.deadline.remaining()), self.deadline.chain, None, not self.whole)
 
     def headers(self, sent: Headers) -> list[tuple[str, str]]:
@@ -119,8 +127,14 @@ class Call:
             return None
         # A header's text is somebody else's: only words we know get into the error.
         stage = stage if stage in STAGES else "unknown"
+        self._count()
         late = max(0.0, -self.deadline.remaining())
         return self._error(f"the service called ({stage})", late, self.deadline.chain, stage, not self.whole)
+
+    def _count(self) -> None:
+        if not self._counted:
+            self._counted = True
+            COUNTERS.count(Metric.EXCEEDED, "call")
 
 
 _call: ContextVar[Call | None] = ContextVar("gatepost_call", default=None)

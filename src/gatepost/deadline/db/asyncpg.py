@@ -20,7 +20,16 @@ except ImportError as error:
     raise ImportError("gatepost.deadline.db.asyncpg needs asyncpg: pip install asyncpg") from error
 
 from gatepost.deadline.context import current
-from gatepost.deadline.db.budget import CALL_MIN, RESTORE_NUMBERED, SET_NUMBERED, Budget, Set, ends_settings, finishes
+from gatepost.deadline.db.budget import (
+    CALL_MIN,
+    RESTORE_NUMBERED,
+    SET_NUMBERED,
+    Budget,
+    Set,
+    ends_settings,
+    exceeded,
+    finishes,
+)
 from gatepost.deadline.tiers import DATASTORE, Tier
 from gatepost.errors import ConfigurationError
 
@@ -107,11 +116,11 @@ class DeadlineConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg h
                 return await run()
         except TimeoutError as error:
             if deadline is not None and deadline.remaining() < CALL_MIN:
-                raise deadline.exceeded("db") from error
+                raise exceeded(deadline, "db") from error
             raise
         except asyncpg.QueryCanceledError as error:
             if deadline is not None and budget.is_late(deadline):
-                raise deadline.exceeded("db") from error
+                raise exceeded(deadline, "db") from error
             raise
         finally:
             if ends_settings(query):
@@ -162,7 +171,7 @@ async def acquire(pool: Pool, *, tier: Tier = DATASTORE) -> AsyncIterator[Any]:
         connection = await pool.acquire(timeout=limit)
     except TimeoutError as error:
         if deadline is not None and deadline.remaining() < CALL_MIN:
-            raise deadline.exceeded("pool") from error
+            raise exceeded(deadline, "pool") from error
         raise
     try:
         yield connection

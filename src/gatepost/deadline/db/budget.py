@@ -12,7 +12,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from gatepost.deadline.value import Deadline
+from gatepost.deadline.metrics import COUNTERS, Metric
+from gatepost.deadline.value import Deadline, DeadlineExceeded
 from gatepost.errors import ConfigurationError
 
 RESERVE: Final = 0.010
@@ -108,7 +109,7 @@ class Budget:
             return self._restore(transaction)
         left = math.inf
         if deadline is not None and (left := deadline.remaining()) < CALL_MIN:
-            raise deadline.exceeded("db")
+            raise exceeded(deadline, "db")
         ms = self._milliseconds(left)
         known = self._inner if transaction else self._session
         if known is not None and self._set_ms is not None and not _stale(self._set_ms, ms):
@@ -170,6 +171,12 @@ def _stale(told_ms: int, ms: int) -> bool:
     if ms <= LAST * 1000:
         return fallen > 0
     return fallen > min(told_ms * STALE_SHARE, STALE_MAX * 1000)
+
+
+def exceeded(deadline: Deadline, where: str) -> DeadlineExceeded:
+    """The error to raise, counted."""
+    COUNTERS.count(Metric.EXCEEDED, where)
+    return deadline.exceeded(where)
 
 
 def ends_settings(sql: str) -> bool:

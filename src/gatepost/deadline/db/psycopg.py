@@ -20,7 +20,16 @@ except ImportError as error:
     raise ImportError("gatepost.deadline.db.psycopg needs psycopg 3: pip install 'psycopg[binary]'") from error
 
 from gatepost.deadline.context import current
-from gatepost.deadline.db.budget import CALL_MIN, RESTORE_FORMATTED, SET_FORMATTED, Budget, Plan, Set, ends_settings
+from gatepost.deadline.db.budget import (
+    CALL_MIN,
+    RESTORE_FORMATTED,
+    SET_FORMATTED,
+    Budget,
+    Plan,
+    Set,
+    ends_settings,
+    exceeded,
+)
 from gatepost.deadline.value import Deadline
 
 LOOK_INTERVAL: Final = 0.05
@@ -79,7 +88,7 @@ class DeadlineConnection(_Limits, psycopg.Connection[TupleRow]):
             pass
         except (_Late, psycopg.Error):
             self.close()  # in the middle of an answer: of no use to anybody
-        raise limit.exceeded("db")
+        raise exceeded(limit, "db")
 
     def commit(self) -> None:
         """As psycopg's."""
@@ -146,7 +155,7 @@ class DeadlineCursor(psycopg.Cursor[Any]):
             yield
         except psycopg.errors.QueryCanceled as error:
             if deadline is not None and connection.budget.is_late(deadline):
-                raise deadline.exceeded("db") from error
+                raise exceeded(deadline, "db") from error
             raise
         finally:
             connection.in_force = None
@@ -173,7 +182,7 @@ class AsyncDeadlineConnection(_Limits, psycopg.AsyncConnection[TupleRow]):
                 return await super().wait(gen, *args, **options)
         except TimeoutError as error:
             if limit.remaining() < CALL_MIN:
-                raise limit.exceeded("db") from error
+                raise exceeded(limit, "db") from error
             raise
 
     async def commit(self) -> None:
@@ -242,7 +251,7 @@ class AsyncDeadlineCursor(psycopg.AsyncCursor[Any]):
             yield
         except psycopg.errors.QueryCanceled as error:
             if deadline is not None and connection.budget.is_late(deadline):
-                raise deadline.exceeded("db") from error
+                raise exceeded(deadline, "db") from error
             raise
         finally:
             connection.in_force = None

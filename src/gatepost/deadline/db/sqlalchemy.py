@@ -31,6 +31,7 @@ from gatepost.deadline.db.budget import (
     Plan,
     Set,
     ends_settings,
+    exceeded,
 )
 from gatepost.deadline.tiers import Tier
 from gatepost.deadline.value import DeadlineExceeded
@@ -70,7 +71,7 @@ class _Waiting:
         except PoolTimeout as error:
             deadline = current()
             if deadline is not None and deadline.remaining() < CALL_MIN:
-                raise deadline.exceeded("pool") from error
+                raise exceeded(deadline, "pool") from error
             raise
 
 
@@ -145,7 +146,7 @@ def install(
         deadline = current()
         if state != QUERY_CANCELED or deadline is None or context.connection is None:
             return None
-        return deadline.exceeded("db") if budget_of(context.connection).is_late(deadline) else None
+        return exceeded(deadline, "db") if budget_of(context.connection).is_late(deadline) else None
 
     def forget(connection: Connection, *_savepoint: Any) -> None:
         if not connection.invalidated:
