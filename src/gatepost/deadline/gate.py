@@ -32,6 +32,8 @@ SEGMENT_MAX: Final = 32
 """Longer path segments are ids, like those with a digit in them: they do not make an operation of their own."""
 GRPC: Final = "grpc"
 """Source of a deadline that gRPC itself carried."""
+GRPC_METHOD: Final = "GRPC"
+"""What stands for the HTTP method of a gRPC call."""
 MEDIA_TYPE: Final = b"application/problem+json"
 
 _TITLES: Final = {
@@ -85,6 +87,10 @@ class Refusal:
     status: int
     body: bytes
     headers: list[tuple[bytes, bytes]]
+    detail: str
+    """The reason in words."""
+    where: Where | None
+    """None for a deadline that is missing or cannot be read."""
 
 
 class Exempted:
@@ -218,7 +224,7 @@ class Gate:
         headers = [(b"content-type", MEDIA_TYPE), (b"content-length", b"%d" % len(body))]
         if where is not None:
             headers.append((DEADLINE_EXCEEDED_HEADER.encode(), where.encode()))
-        return Refusal(status, body, headers)
+        return Refusal(status, body, headers, detail, where)
 
     # ------------------------------------------------------------------------------------------------------ parts
 
@@ -291,7 +297,8 @@ class Gate:
         for pattern, key, operation in self._patterns:
             if pattern.fullmatch(text):
                 return key, operation
-        return f"{method} {collapse_ids(path)}", ORDINARY
+        # The methods of a gRPC service are no path of ids, though "v1" may stand in them.
+        return f"{method} {path if method == GRPC_METHOD else collapse_ids(path)}", ORDINARY
 
     def _add(self, key: str, operation: Operation) -> None:
         method, _, path = key.rpartition(" ")
