@@ -10,6 +10,7 @@ from gatepost.clock import Clock
 from gatepost.store.memory import MemoryStore
 from gatepost.store.port import Store
 from gatepost.store.sqlite.store import SqliteStore
+from gatepost.testing.postgres_store import new_postgres
 from gatepost.testing.store_contract import StoreContract
 
 
@@ -31,3 +32,11 @@ class TestSqliteStore(StoreContract):
     async def open_store(self, clock: Clock) -> Store:
         """On a new file."""
         return SqliteStore.open(self.directory / "gatepost.db", clock=clock)
+
+
+class TestPostgresStore(StoreContract):
+    """The fleet's engine, on a new database of a real server. One part, because the suite plays one owner of everything."""
+
+    async def open_store(self, clock: Clock) -> Store:
+        """On a new database."""
+        return await new_postgres(clock, 1)

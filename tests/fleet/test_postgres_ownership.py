@@ -18,13 +18,13 @@ class TestPostgresOwnership(OwnershipContract):
     async def open_store(self, clock: Clock) -> Store:
         """On a new database."""
         self.clock = clock
-        return await new_postgres(clock, PARTS)  # type: ignore[return-value]  # until the operators' half is there
+        return await new_postgres(clock, PARTS)
 
     async def open_peer(self, store: Store) -> Store:
         """A second process."""
         assert isinstance(store, PostgresStore)
         assert isinstance(self.clock, VirtualClock)
-        return await open_postgres(store.url, self.clock)  # type: ignore[return-value]
+        return await open_postgres(store.url, self.clock)
 
     async def lose_session(self, store: Store) -> None:
         """Its server process is ended."""

@@ -41,6 +41,8 @@ from gatepost.store.rows import (
     lane_of,
 )
 from gatepost.store.sqlite.store import SqliteStore
+from gatepost.testing.postgres import shared_server
+from gatepost.testing.postgres_store import gatepost_database, open_postgres
 from gatepost.testing.store_builder import Owner, key_of
 from gatepost.testing.virtual import VirtualClock
 
@@ -453,7 +455,32 @@ class SqliteMachine(StoreMachine):
         return subject
 
 
+class PostgresMachine(StoreMachine):
+    """On a database of its own; a crash drops the connections, and the next process finds what was committed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.url = gatepost_database(1)
+
+    async def opened(self) -> Store:
+        return await open_postgres(self.url, self.clock)
+
+    async def reopened(self) -> Store:
+        killed = self.subject
+        subject = await self.opened()
+        await killed.aclose()
+        return subject
+
+    def teardown(self) -> None:
+        super().teardown()
+        shared_server().drop_database(self.url)
+
+
 TestMemory = StoreMachine.TestCase
 TestMemory.settings = SETTINGS
 TestSqlite = SqliteMachine.TestCase
 TestSqlite.settings = SETTINGS
+TestPostgres = PostgresMachine.TestCase
+TestPostgres.settings = settings(
+    SETTINGS, max_examples=100 if LONG else 6
+)  # a database and some thousand round trips each

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, cast
+from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from gatepost.clock import SYSTEM_CLOCK, Clock
@@ -36,7 +36,7 @@ async def open_store(
 
         # Its times are the database's, unless somebody moves the clock.
         given = None if clock is SYSTEM_CLOCK else clock
-        return cast(Store, await PostgresStore.open(url, box=box_of(keys), clock=given, create=create))
+        return await PostgresStore.open(url, box=box_of(keys), clock=given, create=create)
     path = sqlite_path(url)
     # Imported here, so that memory:// works without the extra that seals secrets.
     from gatepost.store.secretbox import SecretBox
