@@ -11,6 +11,7 @@ KIND_HELP = {
     Kind.TEXT: "text",
     Kind.SECONDS: "seconds",
     Kind.COUNT: "whole number",
+    Kind.NUMBER: "number",
     Kind.FLAG: "true or false",
     Kind.LIST: "list of texts",
     Kind.PORTS: '"default" or a list of numbers',

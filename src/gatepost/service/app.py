@@ -22,9 +22,10 @@ from gatepost.delivery.policy import ClientPolicy
 from gatepost.delivery.records import Secret
 from gatepost.dispatch.dispatcher import Dispatcher, DispatcherSettings
 from gatepost.errors import ConfigurationError, GatepostError
-from gatepost.service.api.app import create_api
+from gatepost.service.api.app import create_api, create_pages
 from gatepost.service.api.auth import KeyRing, key_record
 from gatepost.service.api.context import Service
+from gatepost.service.child import LOOPBACK, ParentLine, Place
 from gatepost.service.config import Settings
 from gatepost.service.effective import (
     check_bind,
@@ -77,7 +78,7 @@ class Running:
 
     service: Service
     url: str
-    """Where the API listens."""
+    """Where the API listens; of a worker, where its health and metrics are."""
     serving: asyncio.Task[None]
     """Ends early only when the HTTP server fails."""
 
@@ -94,11 +95,12 @@ async def open_service(
     logs: Logs | None = None,
     observer: Observer | None = None,
     clock: Clock = SYSTEM_CLOCK,
+    place: Place | None = None,
 ) -> AsyncIterator[Running]:
     """A running service, drained and closed on the way out.
 
-    `observer` hears of everything beside metrics and log. Raises `ConfigurationError` for what must not start, `StoreError`
-    when the store cannot be opened.
+    `place` says which process of a fleet this is, None: the only one of this machine. `observer` hears of everything beside
+    metrics and log. Raises `ConfigurationError` for what must not start, `StoreError` when the store cannot be opened.
     """
     phase_limits(settings.policy)
     metrics = Metrics(hosts=settings.metrics.hosts, clock=clock)
@@ -109,7 +111,9 @@ async def open_service(
     if observer is not None:
         observers.append(observer)
     async with AsyncExitStack() as stack:
-        listener = stack.enter_context(_listen(settings))
+        place = place or Place()
+        listener, own = _listeners(settings, place, stack)
+        address = _url_of(settings.listen.host if own is None else LOOPBACK, own or listener)
         dispatcher = await stack.enter_async_context(
             Dispatcher.open(
                 settings.database,
@@ -118,7 +122,7 @@ async def open_service(
                 proxy=settings.proxy,
                 observer=Observers(*observers),
                 keys=[key.reveal() for key in settings.keys] or None,
-                settings=_dispatcher_settings(settings),
+                settings=_dispatcher_settings(settings, place, address),
                 outboxes=settings.outboxes,
             )
         )
@@ -126,7 +130,8 @@ async def open_service(
         keys = KeyRing(dispatcher.store, clock, open_on_loopback=is_loopback(settings.listen.host))
         await _configure_admin_key(dispatcher.store, settings.admin_key, clock)
         await keys.refresh()
-        check_bind(settings.listen.host, has_keys=not keys.empty)
+        if place.public:
+            check_bind(settings.listen.host, has_keys=not keys.empty)
         service = Service(
             dispatcher=dispatcher,
             store=dispatcher.store,
@@ -141,19 +146,23 @@ async def open_service(
         sizes = StoreSizes(dispatcher.store)
         watch_dispatcher(metrics, dispatcher, clock)
         watch_store(metrics, sizes)
-        server = _Server(_server_config(service))
+        pages = None if own is None else create_pages(service)
+        server = _Server(_server_config(create_api(service) if place.public else pages))
+        own_server = None if own is None or own is listener else _Server(_server_config(pages))
         # Nothing was attempted before everything that can refuse to start has had its say.
         dispatcher.run_in_background()
         # Tasks of our own, not a group: a group would wrap whatever the caller's block raises.
         measuring = _start(sizes.run(), "store-sizes")
         serving = _start(server.serve(sockets=[listener]), "http")
         listening = _start(server.listening.wait(), "http-start")
+        others = [] if own_server is None or own is None else [_start(own_server.serve(sockets=[own]), "http-own")]
         try:
             await asyncio.wait({serving, listening}, return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
                 await serving  # raises what ended it
                 raise GatepostError("the HTTP server ended before it listened")
-            yield Running(service, _url_of(settings.listen.host, listener), serving)
+            host = settings.listen.host if place.public else LOOPBACK
+            yield Running(service, _url_of(host, listener), serving)
         finally:
             service.draining = True
             server.should_exit = True
@@ -161,19 +170,22 @@ async def open_service(
             listening.cancel()
             # No new requests, no new attempts: both at once, since each waits for its own.
             await asyncio.gather(dispatcher.drain(settings.grace), serving)
-            await asyncio.gather(measuring, listening, return_exceptions=True)
+            if own_server is not None:  # to the end, so that a drain can be watched
+                own_server.should_exit = True
+            await asyncio.gather(measuring, listening, *others, return_exceptions=True)
 
 
-def serve(settings: Settings, *, ready: Callable[[Running], None] | None = None) -> int:
+def serve(settings: Settings, *, ready: Callable[[Running], None] | None = None, place: Place | None = None) -> int:
     """Run until SIGTERM or SIGINT, drain, and return the exit code. A second signal ends the process at once.
 
-    0: drained. 1: the store or the server failed. 2: configuration. `ready` is called once requests are accepted.
+    A child of `service.processes` (`place.parent`) ends too when its parent does. 0: drained. 1: the store or the server failed.
+    2: configuration. `ready` is called once requests are accepted.
     """
     logs = Logs(settings.log.format, level=settings.log.level)
     logs.take_over()
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_serve(settings, logs, ready))
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(_serve(settings, logs, ready, place or Place()))
     except ConfigurationError as error:
         logs.entry("error", "configuration", str(error))
         return EXIT_CONFIGURATION
@@ -185,19 +197,23 @@ def serve(settings: Settings, *, ready: Callable[[Running], None] | None = None)
     return EXIT_CLEAN
 
 
-async def _serve(settings: Settings, logs: Logs, ready: Callable[[Running], None] | None) -> None:
-    rows = [(row.name, row.value, row.source) for row in limit_rows(settings)]
-    logs.table("effective_policy", "limits in force", rows)
-    logs.entry("info", "connections", idle_memory(settings))
-    for doubt in doubts(settings):
-        logs.entry("warning", "configuration", doubt)
+async def _serve(settings: Settings, logs: Logs, ready: Callable[[Running], None] | None, place: Place) -> None:
+    if place.parent is None:  # else the parent has said it for all
+        log_limits(settings, logs)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _on_signal, number, stop, logs)
     try:
-        async with open_service(settings, logs=logs) as running:
-            logs.entry("info", "listening", f"accepting requests at {running.url}", url=running.url, pid=os.getpid())
+        async with (
+            open_service(settings, logs=logs, place=place) as running,
+            ParentLine(place.parent, stop.set) as line,
+        ):
+            node = running.dispatcher.statistics().node
+            logs.entry(
+                "info", "listening", f"accepting requests at {running.url}", url=running.url, pid=os.getpid(), node=node
+            )
+            line.watch(running.dispatcher)
             if ready is not None:
                 ready(running)
             stopping = _start(stop.wait(), "stop")
@@ -220,6 +236,15 @@ async def _serve(settings: Settings, logs: Logs, ready: Callable[[Running], None
             loop.remove_signal_handler(number)
 
 
+def log_limits(settings: Settings, logs: Logs) -> None:
+    """What is in force, and what is doubtful: the first lines of every log."""
+    rows = [(row.name, row.value, row.source) for row in limit_rows(settings)]
+    logs.table("effective_policy", "limits in force", rows)
+    logs.entry("info", "connections", idle_memory(settings))
+    for doubt in doubts(settings):
+        logs.entry("warning", "configuration", doubt)
+
+
 def _start(work: Coroutine[Any, Any, Result], name: str) -> asyncio.Task[Result]:
     return asyncio.get_running_loop().create_task(work, name=name)  # every caller here ends it
 
@@ -233,7 +258,8 @@ def _on_signal(number: signal.Signals, stop: asyncio.Event, logs: Logs) -> None:
     stop.set()
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's loops where it is installed; None: asyncio's own."""
     try:
         import uvloop
     except ImportError:
@@ -242,9 +268,9 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory
 
 
-def _server_config(service: Service) -> uvicorn.Config:
+def _server_config(application: Any) -> uvicorn.Config:
     return uvicorn.Config(
-        create_api(service),
+        application,
         http="httptools",
         ws="none",
         lifespan="off",
@@ -258,9 +284,24 @@ def _server_config(service: Service) -> uvicorn.Config:
     )
 
 
-def _listen(settings: Settings) -> socket.socket:
-    """The listening socket, opened by us so that port 0 and a taken port are ours to report."""
-    host, port = settings.listen.host, settings.listen.port
+def _listeners(settings: Settings, place: Place, stack: AsyncExitStack) -> tuple[socket.socket, socket.socket | None]:
+    """Where the API listens, and where this process' own pages do: None when it has the API for itself."""
+    own: socket.socket | None = None
+    if place.needs_pages:
+        port = settings.fleet.port and settings.fleet.port + place.index
+        own = stack.enter_context(open_listener(LOOPBACK, port, "fleet.port"))
+    if not place.public:
+        assert own is not None, "a process without the API has pages"
+        return own, own
+    if place.listener is not None:
+        listener = socket.socket(fileno=place.listener)
+        listener.setblocking(False)
+        return stack.enter_context(listener), own
+    return stack.enter_context(open_listener(settings.listen.host, settings.listen.port)), own
+
+
+def open_listener(host: str, port: int, named: str = "listen.port") -> socket.socket:
+    """A listening socket, opened by us so that port 0 and a taken port are ours to report. Raises `ConfigurationError`."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -274,7 +315,7 @@ def _listen(settings: Settings) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ConfigurationError(
-            f"listen.host={host}, listen.port={port}: {error.strerror}; write a free port, or 0 for any"
+            f"listen.host={host}, {named}={port}: {error.strerror}; write a free port, or 0 for any"
         ) from None
     listener.setblocking(False)
     return listener
@@ -302,8 +343,11 @@ def _limits(policy: ClientPolicy) -> dict[str, float]:
     return {row.name: float(row.value) for row in policy.explain_rows()}
 
 
-def _dispatcher_settings(settings: Settings) -> DispatcherSettings:
+def _dispatcher_settings(settings: Settings, place: Place, address: str) -> DispatcherSettings:
     return DispatcherSettings(
+        name=place.name(settings.fleet.name),
+        address=address,
+        weight=settings.fleet.weight,
         slots=settings.slots,
         auto_host_cap=settings.auto_host_cap,
         max_payload=settings.max_payload,

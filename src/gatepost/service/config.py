@@ -6,6 +6,7 @@ nothing but the files named in it, and decides nothing at run time.
 
 from __future__ import annotations
 
+import re
 import resource
 import sys
 import warnings
@@ -13,15 +14,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
+from urllib.parse import urlsplit
 
 from gatepost.delivery.policy import ClientPolicy
 from gatepost.delivery.records import DEFAULT_WINDOW, Secret
+from gatepost.dispatch.share import WEIGHT_MAX
 from gatepost.errors import ConfigurationError
 from gatepost.net.proxy import ProxyConfig
 from gatepost.net.tls import TLSProfile
 from gatepost.service.config_sources import Given, read_sources
 from gatepost.service.settings_table import BY_PATH
 from gatepost.store.outbox.source import open_sources
+from gatepost.store.postgres.address import SCHEMES as POSTGRES_SCHEMES
 from gatepost.store.rows import Retention
 from gatepost.wire.egress import EgressPolicy
 
@@ -36,6 +40,11 @@ ADMIN_KEY_CHARS_MIN: Final = 24
 WINDOW_SLACK: Final = 86_400.0
 """A day on top of the delivery window, for deliveries that ended late and are still looked at."""
 
+PROCESSES_MAX: Final = 64
+"""Processes of one machine: more than its cores gain nothing, and each holds connections to the database."""
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
 Built = TypeVar("Built")
 
 
@@ -45,6 +54,17 @@ class ListenSettings:
 
     host: str = "127.0.0.1"
     port: int = 8080
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSettings:
+    """This machine's part in a fleet."""
+
+    processes: int = 1
+    weight: float = 1.0
+    name: str | None = None
+    """None: the machine's host name."""
+    port: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +111,7 @@ class Settings:
     admin_key: Secret | None = None
     keys: tuple[Secret, ...] = ()
     """None given: a key file beside an SQLite database."""
+    fleet: FleetSettings = FleetSettings()
     log: LogSettings = LogSettings()
     metrics: MetricsSettings = MetricsSettings()
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -144,6 +165,7 @@ def load_settings(
         retention=retention,
         admin_key=_admin_key(given),
         keys=_store_keys(given),
+        fleet=_fleet(given),
         log=LogSettings(**_section_with_defaults(given, "log")),
         metrics=MetricsSettings(
             _positive("metrics.hosts", _get(given, "metrics.hosts")), _get(given, "metrics.public")
@@ -204,6 +226,31 @@ def _check_retention(retention: Retention) -> None:
         raise ConfigurationError(
             f"retention.idempotency={retention.idempotency:.0f} is longer than retention.events={retention.events:.0f}, "
             f"so a repeated key would name an event that is gone: write {retention.events:.0f} or less"
+        )
+
+
+def _fleet(given: Mapping[str, Given]) -> FleetSettings:
+    fleet = FleetSettings(**_section_with_defaults(given, "fleet"))
+    if not 1 <= fleet.processes <= PROCESSES_MAX:
+        raise ConfigurationError(f"fleet.processes={fleet.processes}: write 1 to {PROCESSES_MAX}")
+    if fleet.processes > 1:
+        check_shared(_get(given, "database"), f"fleet.processes={fleet.processes}", "write fleet.processes=1")
+    if not 0 < fleet.weight <= WEIGHT_MAX:
+        raise ConfigurationError(f"fleet.weight={fleet.weight}: write a number above 0, at most {WEIGHT_MAX:g}")
+    if fleet.name is not None and not _NAME.fullmatch(fleet.name):
+        raise ConfigurationError(f"fleet.name={fleet.name!r}: write 1 to 64 letters, digits and any of _ . -")
+    if not 0 <= fleet.port <= 65_536 - fleet.processes:
+        raise ConfigurationError(
+            f"fleet.port={fleet.port}: write a port with room for {fleet.processes}, or 0 for free ones"
+        )
+    return fleet
+
+
+def check_shared(database: str, what: str, otherwise: str) -> None:
+    """Refuse what only a store for several processes allows. Raises `ConfigurationError` with both ways out."""
+    if urlsplit(database).scheme not in POSTGRES_SCHEMES:
+        raise ConfigurationError(
+            f"{what}: {database.partition('://')[0]} belongs to one process: write database=postgresql://…, or {otherwise}"
         )
 
 

@@ -127,7 +127,7 @@ def _parse(setting: Setting, text: str) -> object:
             if text not in ("true", "false"):
                 raise ValueError(f"{text!r} is not a flag; write true or false")
             return text == "true"
-        case Kind.SECONDS | Kind.COUNT:
+        case Kind.SECONDS | Kind.COUNT | Kind.NUMBER:
             return _number(text)
         case never:
             assert_never(never)
@@ -161,6 +161,10 @@ def _checked(setting: Setting, value: object) -> object:
         case Kind.SECONDS:
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise ValueError(f"{value!r} is not seconds; write a number, for example {_example(setting)}")
+            return float(value)
+        case Kind.NUMBER:
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ValueError(f"{value!r} is not a number; write for example {_example(setting)}")
             return float(value)
         case Kind.COUNT:
             if isinstance(value, bool) or not isinstance(value, int):

@@ -26,6 +26,7 @@ class Kind(Enum):
     TEXT = auto()
     SECONDS = auto()
     COUNT = auto()
+    NUMBER = auto()
     FLAG = auto()
     LIST = auto()  # TOML array of strings; comma-separated in the environment
     PORTS = auto()  # "default", or a list of numbers
@@ -116,7 +117,7 @@ def _kind(hint: object, name: str) -> Kind:
 
 
 SETTINGS: Final[tuple[Setting, ...]] = (
-    Setting("database", Kind.TEXT, "sqlite:///gatepost.db", "Where events are kept: sqlite:///PATH or memory://."),
+    Setting("database", Kind.TEXT, "sqlite:///gatepost.db", "Where events are kept: sqlite:///PATH, postgresql://USER@HOST/DATABASE or memory://."),
     Setting(
         "outboxes",
         Kind.SECRETS,
@@ -136,6 +137,22 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     ),
     Setting("dispatch.slots", Kind.COUNT, None, "Attempts in flight at once."),
     Setting("dispatch.shutdown_grace", Kind.SECONDS, None, "How long a drain waits for attempts in flight."),
+    Setting(
+        "fleet.processes", Kind.COUNT, 1, "Processes of `gatepost serve` on this machine; above 1 needs PostgreSQL."
+    ),
+    Setting("fleet.weight", Kind.NUMBER, 1.0, "Share of the parts that each process takes, relative to the others'."),
+    Setting(
+        "fleet.name",
+        Kind.TEXT,
+        None,
+        "What this machine's processes are called in status and log; not given: its host name.",
+    ),
+    Setting(
+        "fleet.port",
+        Kind.COUNT,
+        0,
+        "First loopback port of the processes' own health and metrics pages: process i listens on this plus i; 0: free ones.",
+    ),
     *_of_dataclass("policy", ClientPolicy, POLICY_HELP),
     *_of_dataclass("egress", EgressPolicy, EGRESS_HELP),
     Setting(

@@ -6,6 +6,7 @@ No CORS, no cookies, no interactive pages from other hosts: the API is for progr
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -15,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from gatepost.errors import GatepostError
-from gatepost.service.api import dead_letters, deliveries, endpoints, health, ingest, tenants
+from gatepost.service.api import dead_letters, deliveries, endpoints, fleet, health, ingest, tenants
 from gatepost.service.api.context import Service
 from gatepost.service.api.problems import CODES, MEDIA_TYPE, Problem, problem_of
 
@@ -29,13 +30,7 @@ _DESCRIPTION = (
 
 def create_api(service: Service) -> ingest.Ingest:
     """The ASGI application over `service`."""
-    app = _framework()
-    app.state.service = service
-    app.add_exception_handler(Problem, _answer_problem)
-    app.add_exception_handler(GatepostError, _answer_error)
-    app.add_exception_handler(RequestValidationError, _answer_validation)
-    app.add_exception_handler(HTTPException, _answer_http)
-    app.add_exception_handler(Exception, _answer_fault)
+    app = _serving(_framework(), service)
     document: dict[str, Any] = {}
 
     def openapi() -> dict[str, Any]:
@@ -47,14 +42,29 @@ def create_api(service: Service) -> ingest.Ingest:
     return ingest.Ingest(service, app)
 
 
+def create_pages(service: Service) -> FastAPI:
+    """What one process of several says about itself on its own port: health, metrics and the fleet's status."""
+    return _serving(_framework((fleet, health)), service)
+
+
+def _serving(app: FastAPI, service: Service) -> FastAPI:
+    app.state.service = service
+    app.add_exception_handler(Problem, _answer_problem)
+    app.add_exception_handler(GatepostError, _answer_error)
+    app.add_exception_handler(RequestValidationError, _answer_validation)
+    app.add_exception_handler(HTTPException, _answer_http)
+    app.add_exception_handler(Exception, _answer_fault)
+    return app
+
+
 def openapi_document() -> dict[str, Any]:
     """The OpenAPI document, without a service to serve it: for the reference pages and client generators."""
     return _document(_framework())
 
 
-def _framework() -> FastAPI:
+def _framework(modules: Sequence[Any] = (endpoints, deliveries, dead_letters, tenants, fleet, health)) -> FastAPI:
     app = FastAPI(title=_TITLE, docs_url=None, redoc_url=None, openapi_url="/openapi.json")
-    for module in (endpoints, deliveries, dead_letters, tenants, health):
+    for module in modules:
         app.include_router(module.router)
     return app
 

@@ -60,12 +60,16 @@ async def metrics(request: Request, service: ServiceDep) -> Response:
 
 def _dispatcher(service: Service) -> dict[str, Any]:
     statistics = service.dispatcher.statistics()
-    # Without a lease in force it accepts and starts nothing: events would pile up behind an answer of 202.
-    ok = statistics.running and not statistics.store_failing and statistics.lease_seconds_left > 0
+    # Without a lease in force it accepts and starts nothing: events would pile up behind an answer of 202. In a fleet a
+    # process whose share is nothing accepts for the others.
+    works = statistics.lease_seconds_left > 0 or (statistics.share == 0 and statistics.balanced)
+    ok = statistics.running and not statistics.store_failing and works and statistics.clock_trusted
     return {
         "ok": ok,
         "running": statistics.running,
         "lease_seconds_left": round(statistics.lease_seconds_left, 3),
+        "parts": statistics.parts,
+        "clock_skew": round(statistics.clock_skew, 3),
         "store_failing": statistics.store_failing,
         "results_waiting": statistics.results_waiting,
     }

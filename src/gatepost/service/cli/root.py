@@ -14,7 +14,8 @@ from gatepost.service.cli import bench, dead, deliveries, egress, endpoint, host
 from gatepost.service.cli.output import DONE, NOT, USAGE
 from gatepost.service.cli.publish import publish
 from gatepost.service.cli.send import send
-from gatepost.service.cli.serve import demo, serve
+from gatepost.service.cli.serve import demo, serve, worker
+from gatepost.service.cli.status import status
 
 app = typer.Typer(
     name="gatepost",
@@ -24,6 +25,8 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command()(serve)
+app.command()(worker)
+app.command()(status)
 app.command()(demo)
 app.command()(send)
 app.command()(publish)

@@ -1,29 +1,82 @@
-"""`gatepost serve` and `gatepost demo`: the commands that run for a while. What they run lives beside the command line."""
+"""`gatepost serve`, `worker` and `demo`: the commands that run for a while. What they run lives beside the command line."""
 
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, NoReturn
 
 import typer
 
 from gatepost.service.cli.policy import ConfigOption
-from gatepost.service.config import load_settings, open_files_limit
+from gatepost.service.config import check_shared, load_settings, open_files_limit
+
+DatabaseOption = Annotated[str | None, typer.Option("--db", help="Where events are kept; beats database.")]
+ProcessesOption = Annotated[
+    int | None, typer.Option("--processes", help="Processes on this machine; beats fleet.processes.")
+]
+ChildOption = Annotated[int | None, typer.Option(hidden=True)]
+"""Given by the parent to the processes that it starts."""
 
 
 def serve(
     config: ConfigOption = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on; beats listen.host.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on, 0 for any; beats listen.port.")] = None,
-    database: Annotated[str | None, typer.Option("--db", help="Where events are kept; beats database.")] = None,
+    database: DatabaseOption = None,
+    processes: ProcessesOption = None,
+    child: ChildOption = None,
+    parent_fd: ChildOption = None,
+    listener_fd: ChildOption = None,
 ) -> None:
-    """Accept events over HTTP and deliver them, until SIGTERM or SIGINT; then drain. A second signal leaves at once."""
-    from gatepost.service.app import serve as run
+    """Accept events over HTTP and deliver them, until SIGTERM or SIGINT; then drain. A second signal leaves at once.
 
-    given = {"GATEPOST_LISTEN_HOST": host, "GATEPOST_LISTEN_PORT": port, "GATEPOST_DATABASE": database}
+    With several processes SIGHUP replaces them one after the other, without a gap.
+    """
+    given = {
+        "GATEPOST_LISTEN_HOST": host,
+        "GATEPOST_LISTEN_PORT": port,
+        "GATEPOST_DATABASE": database,
+        "GATEPOST_FLEET_PROCESSES": processes,
+    }
+    _run("serve", config, given, child, parent_fd, listener_fd)
+
+
+def worker(
+    config: ConfigOption = None,
+    database: DatabaseOption = None,
+    processes: ProcessesOption = None,
+    child: ChildOption = None,
+    parent_fd: ChildOption = None,
+) -> None:
+    """Deliver events that others accept, until SIGTERM or SIGINT; then drain. Serves health and metrics on loopback only."""
+    given = {"GATEPOST_DATABASE": database, "GATEPOST_FLEET_PROCESSES": processes}
+    _run("worker", config, given, child, parent_fd, None)
+
+
+def _run(
+    command: str,
+    config: Path | None,
+    given: Mapping[str, object],
+    child: int | None,
+    parent_fd: int | None,
+    listener_fd: int | None,
+) -> NoReturn:
+    from gatepost.service.app import serve as run
+    from gatepost.service.child import Place
+    from gatepost.service.processes import run_processes
+
     environ = {**os.environ, **{name: str(value) for name, value in given.items() if value is not None}}
     open_files_limit(raise_it=True)
-    raise typer.Exit(run(load_settings(config, environ)))
+    settings = load_settings(config, environ)
+    public = command == "serve"
+    if not public:
+        check_shared(settings.database, "a worker delivers what others accept", "run gatepost serve instead")
+    if child is None and settings.fleet.processes > 1:
+        arguments = [command] if config is None else [command, "--config", str(config)]
+        raise typer.Exit(run_processes(settings, arguments, environ, public=public))
+    raise typer.Exit(run(settings, place=Place(child or 0, public, listener_fd, parent_fd)))
 
 
 def demo(
