@@ -11,8 +11,11 @@ import psycopg
 import pytest
 
 from gatepost import Publisher
-from gatepost.delivery.ids import EVENT, decode_id
+from gatepost.delivery.ids import EVENT, ScatteredIds, decode_id
 from gatepost.errors import ConfigurationError, PayloadTooLarge
+from gatepost.store.outbox.schema import outbox_statements
+from gatepost.store.outbox.transactional import TransactionalOutbox
+from gatepost.store.rows import OutboxEvent
 from tests.fleet.outbox_drivers import WAYS, Abandon, Way, database, run_sql
 
 ROWS = """SELECT event_id, tenant, key, type, content_type, ordering_key, priority, not_before, body, done_at
@@ -86,16 +89,24 @@ async def test_an_id_that_is_taken_is_replaced(tmp_path: Path) -> None:
     """Producers have no node number, so two may draw one id; neither event may be lost."""
     url = await database("sqlite", tmp_path)
     connection = sqlite3.connect(url.removeprefix("sqlite:///"))
-    publisher = Publisher()
-    first = publisher.publish_sync("a", {}, connection=connection)
-    publisher._transactional._ids._last -= 1  # as another process would: the same milliseconds, the same bits
-    publisher._transactional._ids._entropy = _Zeros()
-    publisher._transactional._ids._clock = _Stopped()
-    second = publisher.publish_sync("b", {}, connection=connection)
+    event = OutboxEvent(0, 0, "acme", None, "a", "text/plain", b"x", None, "normal", None, 1)
+    one, other = (TransactionalOutbox(ScatteredIds(_Stopped(), _Zeros())) for _ in range(2))  # same time, same dice
+    first, second = one.put(connection, event), other.put(connection, event)
     connection.commit()
     connection.close()
     assert first.event_id != second.event_id
-    assert await run_sql(url, "SELECT type FROM gatepost_outbox ORDER BY type") == [("a",), ("b",)]
+    assert await run_sql(url, "SELECT count(*) FROM gatepost_outbox") == [(2,)]
+
+
+def test_ids_of_a_process_rise_whoever_publishes() -> None:
+    """Events of one ordering key keep their order, also from programs that make a Publisher for each request."""
+    connection = sqlite3.connect(":memory:")
+    for statement in outbox_statements("sqlite"):
+        connection.execute(statement)
+    ids = [Publisher().publish_sync("a", {}, connection=connection).event_id for _ in range(500)]
+    connection.close()
+    assert ids == sorted(ids)
+    assert len(set(ids)) == 500
 
 
 class _Zeros:
@@ -108,7 +119,7 @@ class _Zeros:
 
 class _Stopped:
     def wall_us(self) -> int:
-        return 0
+        return 2_000_000_000_000_000
 
     def monotonic(self) -> float:
         return 0.0

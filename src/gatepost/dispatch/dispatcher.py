@@ -275,7 +275,7 @@ class Dispatcher:
             attempt_budget=client.policy.attempt_budget,
         )
         self._limiter = TenantLimiter(store, self._catalogue, clock)
-        self._transactional = TransactionalOutbox(clock, entropy)
+        self._transactional = TransactionalOutbox()
         self._fan_outs: FanOuts | None = None
         self._intake: Intake | None = None
         self._loop: asyncio.AbstractEventLoop | None = None

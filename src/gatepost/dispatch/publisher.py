@@ -33,7 +33,7 @@ class Publisher:
         self._outbox = outbox
         self._max_payload = max_payload
         self._clock = clock
-        self._transactional = TransactionalOutbox(clock)
+        self._transactional = TransactionalOutbox()
 
     def __repr__(self) -> str:
         return f"<Publisher {'of transactions' if self._outbox is None else repr(self._outbox)}>"

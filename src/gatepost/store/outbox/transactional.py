@@ -11,7 +11,7 @@ import warnings
 from dataclasses import replace
 from typing import Final
 
-from gatepost.clock import SYSTEM_CLOCK, SYSTEM_ENTROPY, Clock, Entropy
+from gatepost.clock import SYSTEM_CLOCK, SYSTEM_ENTROPY
 from gatepost.delivery.ids import ScatteredIds
 from gatepost.errors import StoreError
 from gatepost.store.outbox.drivers import async_driver, sync_driver
@@ -21,12 +21,16 @@ TRIES: Final = 5
 """Ids tried for one event. Two producers meet once in millions of events; five in a row means that something else is wrong."""
 
 
-class TransactionalOutbox:
-    """Safe to share between threads and tasks: all state is the source of ids."""
+_PROCESS_IDS: Final = ScatteredIds(SYSTEM_CLOCK, SYSTEM_ENTROPY)
+"""One source for the process: ids must rise in the order of publishing, also for programs that make a Publisher per request."""
+_PROCESS_LOCK: Final = threading.Lock()
 
-    def __init__(self, clock: Clock = SYSTEM_CLOCK, entropy: Entropy = SYSTEM_ENTROPY) -> None:
-        self._ids = ScatteredIds(clock, entropy)
-        self._lock = threading.Lock()
+
+class TransactionalOutbox:
+    """Safe to share between threads and tasks. `ids` None: those of the process."""
+
+    def __init__(self, ids: ScatteredIds | None = None) -> None:
+        self._ids = ids or _PROCESS_IDS
 
     def put(self, connection: object, event: OutboxEvent) -> OutboxEvent:
         """Write the row; returns it with the id it got.
@@ -55,7 +59,7 @@ class TransactionalOutbox:
         raise _no_id()
 
     def _numbered(self, event: OutboxEvent) -> OutboxEvent:
-        with self._lock:
+        with _PROCESS_LOCK:
             return replace(event, event_id=self._ids.next())
 
 

@@ -1,0 +1,1 @@
+"""Migrations of the project's database: the outbox table, nothing else."""
