@@ -156,7 +156,7 @@ def test_quiet_hosts_do_not_hide_it() -> None:
 def test_it_remembers_a_bounded_number() -> None:
     """Millions of hosts must not fill the memory of one process."""
     watch = fleet(12_000, 0)
-    assert "fresh=10000" in repr(watch)
+    assert "fresh=2000" in repr(watch)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gatepost.admission.concurrency import ConcurrencyLimit, ConcurrencyRules, concurrency_rules
+from gatepost.admission.concurrency import ConcurrencyLimit, ConcurrencyRules, concurrency_rules, slower
 from gatepost.errors import ConfigurationError
 
 NOW = 1_800_000_000_000_000
@@ -69,14 +69,21 @@ def test_the_rules_of_an_endpoint() -> None:
     assert limit.cap == 3
 
 
-def test_slow_is_twice_the_usual_and_half_of_the_limit() -> None:
-    """Whichever is more: a slow endpoint is not slower than itself."""
-    limit = ConcurrencyLimit(6)
-    assert [limit.slow_limit(p50, timeout) for p50, timeout in ((0.0, 10.0), (0.2, 3.0), (8.0, 15.0))] == [
-        5.0,
-        1.5,
-        16.0,
-    ]
+@pytest.mark.parametrize(
+    ("seconds", "p50", "read_timeout", "expected"),
+    [
+        (4.9, 0.0, 10.0, False),
+        (5.1, 0.0, 10.0, True),
+        (1.6, 0.2, 3.0, True),
+        (1.4, 0.2, 3.0, False),
+        (15.0, 8.0, 15.0, False),
+    ],
+)
+def test_slow_is_twice_the_usual_and_half_of_the_limit(
+    seconds: float, p50: float, read_timeout: float, expected: bool
+) -> None:
+    """Both: an endpoint that always takes 8 s is not slower than itself."""
+    assert slower(seconds, p50, read_timeout) is expected
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 100), st.integers(0, 20)), max_size=300))

@@ -6,22 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gatepost.admission.window import MAX_AGE, WINDOW, OutcomeWindow
+from gatepost.admission.window import MAX_AGE, TICK, WINDOW, OutcomeWindow
 
 NOW = 1_800_000_000_000_000
 SECOND = 1_000_000
 
 
 @given(
-    st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, MAX_AGE + 100)), max_size=200),
+    st.lists(
+        st.tuples(st.booleans(), st.booleans(), st.one_of(st.integers(0, 30), st.integers(0, 100_000))), max_size=200
+    ),
     st.integers(1, WINDOW),
 )
 def test_it_counts_the_last_fifty_of_the_last_ten_minutes(events: list[tuple[bool, bool, int]], last: int) -> None:
-    """Against a plain list of everything."""
+    """Against a plain list of everything, in steps of five seconds; any pause is long enough to forget."""
     window, now, known = OutcomeWindow(), NOW, []
     for failed, slow, gap in events:
-        now += gap * SECOND
-        window.forget_old(now)
+        now += gap // TICK * TICK * SECOND
         window.push(failed, slow, now)
         known.append((now, failed, slow))
         young = [event for event in known if now - event[0] <= MAX_AGE * SECOND][-WINDOW:]
@@ -32,6 +33,15 @@ def test_it_counts_the_last_fifty_of_the_last_ten_minutes(events: list[tuple[boo
     assert repr(again) == repr(window)
     again.forget_old(now + (MAX_AGE + 2) * SECOND)
     assert again.count == 0
+
+
+def test_looking_drops_what_is_old() -> None:
+    """A judgement must not rest on what nobody added to for minutes."""
+    window = OutcomeWindow()
+    window.push(True, True, NOW)
+    window.push(True, False, NOW + 500 * SECOND)
+    window.forget_old(NOW + 700 * SECOND)
+    assert (window.count, window.failures(WINDOW), window.slow(WINDOW)) == (1, 1, 0)
 
 
 def test_the_end_of_a_counted_attempt_amends_it() -> None:
@@ -55,7 +65,7 @@ def test_an_attempt_that_left_the_window_is_not_amended() -> None:
 
 
 def test_a_clock_that_goes_back_forgets_nothing() -> None:
-    """Seconds are kept modulo 18 hours; a step back must not look like 18 hours."""
+    """Times are kept modulo 21 minutes; a step back must not look like 21 minutes."""
     window = OutcomeWindow()
     window.push(True, False, NOW)
     window.forget_old(NOW - 60 * SECOND)

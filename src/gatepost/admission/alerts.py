@@ -30,6 +30,7 @@ KINDS: Final = (Sign.BUSY, Sign.REFUSED, Sign.FAILED, Sign.TIMEOUT, Sign.SETUP)
 """Changes of these are alerts. Smaller samples cannot alarm, whatever they hold."""
 
 _OK: Final = int(Sign.OK)
+_NONE_USUAL: Final = bytes(SIGNS)
 
 
 class AlertChange(StrEnum):
@@ -59,7 +60,7 @@ class OutcomeMix:
         """`BUCKETS` rows of counts by sign, and their sums in one more."""
         self._bucket = 0
         self._ended = 0
-        self._usual = bytes(SIGNS)
+        self._usual = _NONE_USUAL
         """Shares in 255ths."""
         self._alarm: Sign | None = None
         self._alarm_at = 0
@@ -150,5 +151,5 @@ class OutcomeMix:
         if len(stored) != SIGNS:
             raise ValueError(f"{len(stored)} bytes are no stored mix of outcomes")
         mix = cls()
-        mix._usual = bytes(stored)
+        mix._usual = _NONE_USUAL if stored == _NONE_USUAL else bytes(stored)
         return mix

@@ -29,14 +29,14 @@ SLOW_SHARE: Final = 0.2
 USED_SHARE: Final = 0.8
 SLOW_OF_MEDIAN: Final = 2.0
 SLOW_OF_TIMEOUT: Final = 0.5
-"""An answer is slow beyond twice the usual time, and beyond half of the read timeout."""
+"""See `slower`."""
 
 _SECOND_US: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class ConcurrencyRules:
-    """Where the cap starts and how far it may go; `start == most` fixes it (an endpoint's own setting)."""
+    """Where the cap starts and how far it may go; `fixed` ones do not move (an endpoint's own setting)."""
 
     start: int = 6
     least: int = 1
@@ -88,10 +88,6 @@ class ConcurrencyLimit:
             return False
         return self._end_window(rules)
 
-    def slow_limit(self, p50: float, read_timeout: float) -> float:
-        """Seconds beyond which an answer counts as slow; `p50` 0.0 when it is not known."""
-        return max(SLOW_OF_MEDIAN * p50, SLOW_OF_TIMEOUT * read_timeout)
-
     def _end_window(self, rules: ConcurrencyRules) -> bool:
         cap = self.cap
         if self._bad or self._slow > SLOW_SHARE * self._calls:
@@ -100,3 +96,9 @@ class ConcurrencyLimit:
             self.cap = min(rules.most, cap + 1)
         self._calls = self._slow = self._bad = self._used = 0
         return self.cap != cap
+
+
+def slower(seconds: float, p50: float, read_timeout: float) -> bool:
+    """Whether an answer was slow for this endpoint: beyond twice its usual time (`p50`, 0.0 when not known), and beyond half of
+    its read timeout. A slow endpoint is not slower than itself."""
+    return seconds > SLOW_OF_TIMEOUT * read_timeout and seconds > SLOW_OF_MEDIAN * p50

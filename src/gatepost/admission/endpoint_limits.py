@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from gatepost.admission.adapt import AdaptiveTimeout, AdaptRules, Learned
 from gatepost.admission.alerts import MixAlert, OutcomeMix
 from gatepost.admission.breaker import BREAKER_BYTES, Breaker, BreakerMode, BreakerRules, BreakerState, TripCause
-from gatepost.admission.concurrency import ConcurrencyLimit, ConcurrencyRules
+from gatepost.admission.concurrency import ConcurrencyLimit, ConcurrencyRules, slower
 from gatepost.admission.evidence import ENDPOINT_FAILURES, SIGNS, Facts, Sign
 from gatepost.admission.latency import LatencyRing
 
@@ -128,7 +128,6 @@ class EndpointLimits:
     __slots__ = (
         "_aged",
         "_breaker",
-        "_cap_slow",
         "_concurrency",
         "_hold_until",
         "_mix",
@@ -136,16 +135,18 @@ class EndpointLimits:
         "_slow_us",
         "_starts",
         "_timeout",
-        "family",
         "host",
         "read_timeout",
         "rules",
+        "told_at",
     )
 
     def __init__(self, rules: LimitRules, *, ring: LatencyRing | None = None) -> None:
         self.rules = rules
-        self.host = self.family = ""
-        """Set by `admission.limits`: `scheme://host:port`, and who probably operates it."""
+        self.host = ""
+        """`scheme://host:port`; kept for `admission.limits`."""
+        self.told_at = 0
+        """When the watch over the fleet last heard that it answers; kept for `admission.limits`."""
         self._breaker = Breaker()
         self._timeout = AdaptiveTimeout(ring)
         self._concurrency = ConcurrencyLimit(rules.concurrency.start)
@@ -159,7 +160,6 @@ class EndpointLimits:
         self.read_timeout = rules.read_timeout
         """Seconds, in force for the next ordinary attempt."""
         self._slow_us = 0
-        self._cap_slow = 0.0
         self._refresh()
 
     def __repr__(self) -> str:
@@ -238,40 +238,43 @@ class EndpointLimits:
 
         Returns what changed by it, nearly always nothing.
         """
+        started_at, probe, epoch, _ = flight
+        sign, seconds, _, waited = facts
         in_flight = len(self._starts)
-        counted = self._land(flight.started_at)
-        sign = facts.sign
-        if flight.probe:
+        counted = self._land(started_at)
+        if probe:
             self._probing = False
             return self._probe_ended(facts, now, u, ours)
         if sign is _NOTHING or (ours and sign is not _OK):
             return ()
-        rules = self.rules
+        changes: tuple[LimitChange, ...] = ()
         alert = self._mix.observe(sign, now)
-        changes: tuple[LimitChange, ...] = () if alert is None else (alert,)
+        if alert is not None:
+            changes = (alert,)
         breaker = self._breaker
-        if sign is _SETUP or flight.epoch != breaker.epoch or not breaker.counting:
+        was = breaker.state
+        if sign is _SETUP or epoch != breaker.epoch or (was is not _CLOSED and was is not _RAMPING):
             return changes
-        concurrency = self._concurrency
-        slow = facts.seconds * _SECOND_US >= self._slow_us
+        rules, concurrency = self.rules, self._concurrency
+        slow = seconds * _SECOND_US >= self._slow_us
         guarded = rules.breaker.mode is not _OFF
         if sign is _OK:
             if guarded:
-                was = breaker.state
                 if breaker.passed(slow, now, counted, concurrency.cap, in_flight, u, rules.breaker):
                     changes += self._opened()
                 elif breaker.state is not was:
                     changes += (self._change(),)
-            if self._timeout.succeeded(facts.seconds, now, rules.adapt):
+            if self._timeout.succeeded(seconds, now, rules.adapt):
                 changes += self._refresh()
-            concurrency.finished(facts.seconds > self._cap_slow, False, in_flight, now, rules.concurrency)
+            halting = slower(seconds, self._timeout.p50, self.read_timeout)
+            concurrency.finished(halting, False, in_flight, now, rules.concurrency)
             return changes
         concurrency.finished(False, sign is not Sign.FAILED, in_flight, now, rules.concurrency)
         if sign is Sign.BUSY:
             return changes
-        if facts.waited:
+        if waited:
             before = self._timeout.value
-            self._timeout.timed_out(facts.seconds, now)
+            self._timeout.timed_out(seconds, now)
             if self._timeout.value != before:
                 changes += self._refresh()
         else:
@@ -391,11 +394,11 @@ class EndpointLimits:
         """Take an attempt out of those in flight; whether it was counted as slow already."""
         starts = self._starts
         place = 0 if starts[0] == started_at else bisect_left(starts, started_at)
-        starts.pop(place)
-        if place < self._aged:
-            self._aged -= 1
-            return True
-        return False
+        del starts[place]
+        if place >= self._aged:
+            return False
+        self._aged -= 1
+        return True
 
     def _probe_ended(self, facts: Facts, now: int, u: float, ours: bool) -> tuple[LimitChange, ...]:
         breaker, rules = self._breaker, self.rules
@@ -431,5 +434,4 @@ class EndpointLimits:
         after = rules.read_timeout if rules.pinned else self._timeout.in_force(rules.read_timeout, rules.adapt)
         self.read_timeout = after
         self._slow_us = round(rules.breaker.slow_limit(after) * _SECOND_US)
-        self._cap_slow = self._concurrency.slow_limit(self._timeout.p50, after)
         return () if after == before else (TimeoutChange(before, after),)

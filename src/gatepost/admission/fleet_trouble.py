@@ -18,11 +18,12 @@ FAMILIES_MIN: Final = 8
 """Unrelated failures at once that are no coincidence: at one outage per host and day, eight within two minutes never happen."""
 SHARE: Final = 0.5
 FRESH_US: Final = 60_000_000
+TELL_US: Final = 15_000_000
 WELL_US: Final = 600_000_000
 TURNED_US: Final = 120_000_000
 """A family that failed and was not tried since is forgotten after two minutes, so that held breakers are not held for ever."""
-REMEMBERED_MAX: Final = 10_000
-"""Families in each list; beyond it the oldest goes, and the judgement is made on a sample."""
+REMEMBERED_MAX: Final = 2_000
+"""Families in each list; beyond it the oldest goes, and the judgement is made on those tried last."""
 
 
 class FleetTrouble:
@@ -39,11 +40,8 @@ class FleetTrouble:
         return f"<FleetTrouble fresh={len(self._fresh)} well={len(self._well)} turned={len(self._turned)}>"
 
     def answered(self, family: str, now: int) -> None:
-        """A host of the family answered, whatever it said."""
+        """A host of the family answered, whatever it said. Every `TELL_US` is often enough, and at once after a failure."""
         fresh = self._fresh
-        since = fresh.get(family)
-        if since is not None and now - since < FRESH_US // 4:
-            return  # once in a quarter of a minute is often enough, and this is every delivery
         fresh[family] = now
         fresh.move_to_end(family)
         self._well.pop(family, None)

@@ -13,23 +13,25 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final, NamedTuple
 
 from gatepost.admission.breaker import BreakerMode, BreakerRules, BreakerState, TripCause
 from gatepost.admission.endpoint_limits import BreakerChange, EndpointLimits, Flight, LimitChange, LimitRules
 from gatepost.admission.evidence import Facts, Sign
-from gatepost.admission.fleet_trouble import FleetTrouble, family_of
+from gatepost.admission.fleet_trouble import TELL_US, FleetTrouble, family_of
 from gatepost.admission.host_breaker import UNPROVEN, HostBreaker, HostFlight
 
 IDLE_MAX: Final = 200_000
-"""Endpoints kept in packed form, about 150 MiB; beyond it the one packed first goes, and is loaded again when it has work."""
+"""Endpoints kept in packed form, about 150 MiB; beyond it the quarter packed first goes, and starts cold when it has work."""
 HOSTS_MAX: Final = 100_000
-"""Hosts known to be reachable; one that is forgotten starts carefully again."""
+"""Hosts known to be reachable; at more of them all are forgotten, and start carefully again."""
 SIBLINGS_MAX: Final = 10_000
 """Hosts of which an endpoint is remembered as an example for new ones."""
 SIBLING_SAMPLES: Final = 50
 """Response times that make an endpoint an example."""
 
+_OK: Final = Sign.OK
 _ANSWERS: Final = frozenset({Sign.OK, Sign.BUSY, Sign.REFUSED})
 _SILENCE: Final = frozenset({Sign.SETUP, Sign.TIMEOUT})
 
@@ -122,9 +124,9 @@ class Limits:
         self.host_rules = host_rules
         self._young: dict[int, EndpointLimits] = {}
         self._old: dict[int, EndpointLimits] = {}
-        self._idle: OrderedDict[int, bytes] = OrderedDict()
+        self._idle: dict[int, bytes] = {}
         self._hosts: dict[str, HostBreaker] = {}
-        self._proven: OrderedDict[str, None] = OrderedDict()
+        self._proven: set[str] = set()
         self._siblings: OrderedDict[str, int] = OrderedDict()
         self._fleet = FleetTrouble()
         self._suspected = False
@@ -146,7 +148,7 @@ class Limits:
         if limits.rules is not rules:
             limits.configure(rules)
         if limits.host != host:
-            limits.host, limits.family = host, family_of(host)
+            limits.host, limits.told_at = host, 0
         return limits
 
     def peek(self, number: int) -> EndpointLimits | None:
@@ -183,11 +185,14 @@ class Limits:
         sign = facts.sign
         changes: list[Change] = []
         ours = False
-        if sign in _ANSWERS:
-            self._fleet.answered(limits.family, now)
+        if sign is _OK or sign in _ANSWERS:
+            if now - limits.told_at >= TELL_US:
+                self._fleet.answered(family_of(limits.host), now)
+                limits.told_at = now
             ours = self._suspected and self._suspect(now, changes)
         elif sign in _SILENCE:
-            self._fleet.failed(limits.family, now)
+            self._fleet.failed(family_of(limits.host), now)
+            limits.told_at = 0
             ours = self._suspect(now, changes)
         if self._hosts or sign is Sign.SETUP or limits.host not in self._proven:
             self._finish_host(limits.host, host_flight, facts, now, u, ours, changes)
@@ -311,7 +316,7 @@ class Limits:
         breaker = self._hosts.get(host)
         if breaker is None:
             if facts.sign is Sign.SETUP:
-                self._proven.pop(host, None)
+                self._proven.discard(host)
                 breaker = self._hosts[host] = HostBreaker()
             elif facts.sign is not Sign.NOTHING:
                 self._prove(host)
@@ -327,10 +332,9 @@ class Limits:
             self._prove(host)
 
     def _prove(self, host: str) -> None:
-        if host not in self._proven:
-            self._proven[host] = None
-            if len(self._proven) > HOSTS_MAX:
-                self._proven.popitem(last=False)
+        if len(self._proven) >= HOSTS_MAX:
+            self._proven.clear()
+        self._proven.add(host)
 
     def _suspect(self, now: int, changes: list[Change]) -> bool:
         suspected = self._fleet.suspected(now)
@@ -350,5 +354,6 @@ class Limits:
                     self._counts.opened[change.cause] += 1
 
     def _bound_idle(self) -> None:
-        while len(self._idle) > IDLE_MAX:
-            self._idle.popitem(last=False)
+        if len(self._idle) > IDLE_MAX:
+            for number in list(islice(self._idle, IDLE_MAX // 4)):
+                del self._idle[number]

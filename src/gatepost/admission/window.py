@@ -1,13 +1,12 @@
 """The last fifty attempts of one endpoint or host: which failed, which were slow, each forgotten after ten minutes.
 
-Bits and a ring of seconds; it counts and judges nothing. `admission.breaker` pushes and asks. An attempt may enter while it is still in
-flight, as slow; its bit is then *open* until the attempt ends, and its end amends that bit instead of adding another.
+Bits and a ring of times; it counts and judges nothing. `admission.breaker` pushes and asks. An attempt may enter while it is
+still in flight, as slow; its bit is then *open* until the attempt ends, and its end amends that bit instead of adding another.
 """
 
 from __future__ import annotations
 
 import struct
-from array import array
 from typing import Final
 
 WINDOW: Final = 50
@@ -15,15 +14,21 @@ WINDOW: Final = 50
 MAX_AGE: Final = 600
 """Seconds an attempt is remembered: ten minutes ago was another deployment."""
 
+TICK: Final = 5
+"""Seconds. Times are kept as ticks modulo 256, 21 minutes: nothing in the window is older than twice ten."""
+
 _MASK: Final = (1 << WINDOW) - 1
 _SECOND_US: Final = 1_000_000
+_OLD: Final = MAX_AGE // TICK
+_BACK: Final = 2 * _OLD
+"""More than this is a clock that went back by a minute or less."""
 _STATE: Final = struct.Struct("<BQQI")
 
 
 class OutcomeWindow:
     """Attempts as bits, the newest lowest. `now` is UTC microseconds."""
 
-    __slots__ = ("_failed", "_head", "_open", "_seconds", "_slow", "count")
+    __slots__ = ("_at", "_failed", "_head", "_open", "_slow", "_ticks", "count")
 
     def __init__(self) -> None:
         self.count = 0
@@ -31,25 +36,26 @@ class OutcomeWindow:
         self._slow = 0
         self._open = 0
         self._head = 0
-        self._seconds: array[int] = array("H")
-        """When each came, modulo 18 hours: gaps are at most ten minutes, so fifty of them stay unambiguous."""
+        self._at = 0
+        """Seconds: when the newest came."""
+        self._ticks = bytearray()
 
     def __repr__(self) -> str:
         return f"<OutcomeWindow {self.failures(WINDOW)} failed, {self.slow(WINDOW)} slow of {self.count}>"
 
     def push(self, failed: bool, slow: bool, now: int, in_flight: bool = False) -> None:
         """One more attempt, after dropping what is too old. `in_flight`: it has not ended; `amend` will say how it did."""
-        second = now // _SECOND_US & 0xFFFF
-        seconds = self._seconds
-        count = self.count
-        if count and MAX_AGE < second - seconds[self._head] & 0xFFFF < 0x8000:
+        second = now // _SECOND_US
+        tick = second // TICK & 0xFF
+        if second - self._at > MAX_AGE or (self.count and _OLD < tick - self._ticks[self._head] & 0xFF <= _BACK):
             self._drop_old(second)
-            seconds, count = self._seconds, self.count
+        self._at = second
+        count = self.count
         if count == WINDOW:
-            seconds[self._head] = second
+            self._ticks[self._head] = tick
             self._head = (self._head + 1) % WINDOW
         else:
-            seconds.append(second)
+            self._ticks.append(tick)
             self.count = count + 1
         self._failed = (self._failed << 1 | failed) & _MASK
         self._slow = (self._slow << 1 | slow) & _MASK
@@ -68,12 +74,12 @@ class OutcomeWindow:
 
     def forget_old(self, now: int) -> None:
         """Drop what is older than ten minutes. O(1) amortised."""
-        self._drop_old(now // _SECOND_US & 0xFFFF)
+        self._drop_old(now // _SECOND_US)
 
     def clear(self) -> None:
         """Forget everything."""
         self.count = self._failed = self._slow = self._open = self._head = 0
-        self._seconds = array("H")
+        self._ticks = bytearray()
 
     def failures(self, last: int) -> int:
         """How many of the last `last` attempts failed."""
@@ -84,10 +90,13 @@ class OutcomeWindow:
         return (self._slow & (1 << min(last, self.count)) - 1).bit_count()
 
     def _drop_old(self, second: int) -> None:
-        count, head = self.count, self._head
-        seconds = self._seconds
-        while count and MAX_AGE < second - seconds[head] & 0xFFFF < 0x8000:
-            head = (head + 1) % len(seconds)
+        if second - self._at > MAX_AGE:
+            self.clear()
+            return
+        count, head, ticks = self.count, self._head, self._ticks
+        tick = second // TICK & 0xFF
+        while count and _OLD < tick - ticks[head] & 0xFF <= _BACK:
+            head = (head + 1) % len(ticks)
             count -= 1
         if count == self.count:
             return
@@ -95,7 +104,7 @@ class OutcomeWindow:
         self._failed &= kept
         self._slow &= kept
         self._open &= kept
-        self._seconds = array("H", [seconds[(head + place) % len(seconds)] for place in range(count)])
+        self._ticks = bytearray((ticks + ticks)[head : head + count])
         self._head = 0
         self.count = count
 
@@ -103,8 +112,7 @@ class OutcomeWindow:
 
     def to_bytes(self) -> bytes:
         """The bits and when the newest came; the older ones are then taken to be as young."""
-        newest = self._seconds[(self._head + self.count - 1) % len(self._seconds)] if self.count else 0
-        return _STATE.pack(self.count, self._failed, self._slow, newest)
+        return _STATE.pack(self.count, self._failed, self._slow, self._at)
 
     @classmethod
     def from_bytes(cls, stored: bytes) -> OutcomeWindow:
@@ -116,7 +124,8 @@ class OutcomeWindow:
             raise ValueError(f"a window of {count} attempts")
         window = cls()
         window.count, window._failed, window._slow = count, failed & _MASK, slow & _MASK
-        window._seconds = array("H", [newest & 0xFFFF] * count)
+        window._at = newest
+        window._ticks = bytearray([newest // TICK & 0xFF]) * count
         return window
 
 

@@ -1,6 +1,7 @@
 """A model of one endpoint under limits, on virtual time: arrivals, a law of response times, and what the limits make of them.
 
-It runs the real `EndpointLimits` (or any learner with the same methods) and no network; hours of traffic take a second. Simulations of
+It runs the real `EndpointLimits` (or any learner with the same methods) and no network; hours of traffic take a second.
+Simulations of
 limits in the tests and in `bench.limits` use it, and so may anybody who wonders what a rule would do to an endpoint of theirs.
 """
 
@@ -10,9 +11,9 @@ import heapq
 import math
 import random  # noqa: TID251 - the model's dice, seeded by the caller
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from gatepost.admission.breaker import BreakerState
 from gatepost.admission.endpoint_limits import (
@@ -227,3 +228,28 @@ def mixed(share: float, rare: Law, usual: Law) -> Law:
 def switched(before: Law, after: Law, *, until: float = math.inf) -> Law:
     """`before` up to the start, `after` from then on, and `before` again from `until`."""
     return lambda at, dice: (after if 0 <= at < until else before)(at, dice)
+
+
+def drifting(usual: Law, times: float, over: float) -> Law:
+    """`usual`, growing to `times` as slow within `over` seconds."""
+
+    def law(at: float, dice: random.Random) -> Answer:
+        answer = usual(at, dice)
+        return Answer(answer.seconds * (1 + (times - 1) * min(1.0, max(0.0, at) / over)), answer.status)
+
+    return law
+
+
+USUAL: Final = lognormal(0.2)
+"""p99 about half a second."""
+SCENARIOS: Final[Mapping[str, Law]] = {
+    "latency steps to 4-5 s": switched(lognormal(0.25), uniform(4.0, 5.0)),
+    "dead for ever": switched(USUAL, dead()),
+    "dead for 10 min": switched(USUAL, dead(), until=600.0),
+    "3 % of calls at 4-6 s": switched(USUAL, mixed(0.03, uniform(4.0, 6.0), USUAL)),
+    "always 200 after 25 s": switched(USUAL, constant(25.0)),
+    "25 % hang for 10 min": switched(USUAL, mixed(0.25, dead(), USUAL), until=600.0),
+    "5 % hang for ever": switched(USUAL, mixed(0.05, dead(), USUAL)),
+    "drifts to 20 x in 1 h": drifting(USUAL, 20.0, 3_600.0),
+}
+"""What happens to an endpoint that was well, at second 0; each has led a naive learner astray."""
