@@ -12,7 +12,8 @@ from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
 from gatepost.errors import StoreError
-from gatepost.store.fingerprint import key_fingerprint
+from gatepost.store.fingerprint import KEY_BYTES, key_fingerprint
+from gatepost.store.postgres.packing import pack_texts, unpacked
 from gatepost.store.postgres.pool import Connection
 from gatepost.store.rows import EnqueueResult, NewEvent, Target
 
@@ -32,19 +33,28 @@ history AS (
  INSERT INTO gp_history (id, lane, at, event_id, tenant) SELECT t.id, t.lane, t.due_at, t.event_id, t.tenant FROM t)"""
 """Adds the rows of a CTE `t` (event_id, lane, due_at, id, born_at, part, tenant) to their lanes. A marker that an enqueue sees
 unset is not written: `settle` deletes none before every statement that may have seen it so has ended."""
+
+
+def _texts(column: str) -> str:
+    return unpacked(column, "$27", "NULL")
+
+
 _ENQUEUE: Final = f"""
 WITH k AS (
- INSERT INTO gp_dedup (tenant, key, event_id) SELECT * FROM unnest($1::text[], $2::bytea[], $3::bigint[])
+ INSERT INTO gp_dedup (tenant, key, event_id)
+  SELECT k.tenant, substr($2::bytea, {KEY_BYTES} * (k.place - 1)::integer + 1, {KEY_BYTES}), k.event_id
+   FROM unnest({_texts("$1")}, $3::bigint[]) WITH ORDINALITY AS k(tenant, event_id, place)
   ON CONFLICT DO NOTHING RETURNING event_id),
 e AS (
  INSERT INTO gp_event (id, created_at, tenant, type, content_type, body)
   SELECT n.id, n.created_at, n.tenant, n.type, n.content_type, n.body
-   FROM unnest($4::bigint[], $5::bigint[], $6::text[], $7::text[], $8::text[], $9::bytea[], $10::boolean[])
+   FROM unnest($4::bigint[], $5::bigint[], {_texts("$6")}, {_texts("$7")}, {_texts("$8")}, $9::bytea[], $10::boolean[])
     AS n(id, created_at, tenant, type, content_type, body, keyed)
    WHERE NOT n.keyed OR n.id IN (SELECT event_id FROM k)
   ON CONFLICT DO NOTHING RETURNING id),
 t AS MATERIALIZED (
- SELECT x.* FROM unnest($11::bigint[], $12::bigint[], $13::bigint[], $14::bigint[], $15::bigint[], $16::integer[], $17::text[])
+ SELECT x.* FROM unnest($11::bigint[], $12::bigint[], $13::bigint[], $14::bigint[], $15::bigint[], $16::integer[],
+   {_texts("$17")})
    AS x(event_id, lane, due_at, id, born_at, part, tenant)
   WHERE (x.event_id IN (SELECT id FROM e)) IS TRUE),
 {MARK_AND_WAIT},
@@ -140,22 +150,37 @@ def _firsts(pending: Sequence[_Candidate]) -> list[_Candidate]:
 async def _store(connection: Connection, candidates: Sequence[_Candidate]) -> set[int]:
     """Places of those that were accepted."""
     keyed = sorted((c.event.tenant, c.key, c.event.event_id) for c in candidates if c.key is not None)
+    key_tenants, keys, key_events = columns(keyed, 3)
     events = [candidate.event for candidate in candidates]
+    targets = target_columns((event.event_id, event.created_at, event.tenant, event.targets) for event in events)
+    separator, (packed_key_tenants, tenants, types, content_types, target_tenants) = pack_texts(
+        (
+            key_tenants,
+            [event.tenant for event in events],
+            [event.type for event in events],
+            [event.content_type for event in events],
+            targets[-1],
+        )
+    )
     fan_outs = [event.fan_out for event in events if event.fan_out is not None]
     outbox = [(event.outbox_id, event.event_id) for event in events if event.outbox_id is not None]
     rows = await connection.fetch(
         _ENQUEUE,
-        *columns(keyed, 3),
+        packed_key_tenants,
+        b"".join(keys),
+        key_events,
         [event.event_id for event in events],
         [event.created_at for event in events],
-        [event.tenant for event in events],
-        [event.type for event in events],
-        [event.content_type for event in events],
+        tenants,
+        types,
+        content_types,
         [event.body for event in events],
         [event.key is not None for event in events],
-        *target_columns((event.event_id, event.created_at, event.tenant, event.targets) for event in events),
+        *targets[:-1],
+        target_tenants,
         *columns(fan_outs, 7),
         *columns(outbox, 2),
+        separator,
     )
     if len(rows) == len(candidates):
         return {candidate.place for candidate in candidates}

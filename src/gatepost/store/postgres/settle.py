@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any, Final
 
 from gatepost.store.postgres.enqueue import columns
+from gatepost.store.postgres.packing import pack_texts, unpacked, without_none
 from gatepost.store.postgres.pool import TRANSACTION_MAX, Connection
 from gatepost.store.postgres.time import DATABASE_NOW
 from gatepost.store.rows import AttemptRow, SettleBatch, SettleResult
@@ -72,7 +73,12 @@ _LOG: Final = (
     "log AS (INSERT INTO gp_attempt ("  # noqa: S608 - our own words
     + ", ".join(AttemptRow._fields)
     + ") SELECT * FROM unnest("
-    + ", ".join(f"{{log_{name}}}::{_LOG_TYPES.get(name, 'text')}[]" for name in AttemptRow._fields)
+    + ", ".join(
+        f"{{log_{name}}}::{_LOG_TYPES[name]}[]"
+        if name in _LOG_TYPES
+        else unpacked(f"{{log_{name}}}", "{log_separator}", "{log_null}")
+        for name in AttemptRow._fields
+    )
     + ") ON CONFLICT DO NOTHING)"
 )
 _IDLE: Final = f"""
@@ -126,7 +132,7 @@ async def settle(connection: Connection, batch: SettleBatch, now: int | None) ->
         )
     if batch.attempts:
         log = sorted(batch.attempts, key=lambda row: (row.delivery_id, row.started_at))
-        _put(values, [f"log_{name}" for name in AttemptRow._fields], log)
+        _put_log(values, log)
     if batch.idle:
         _put(values, ("idle_parts", "idle_lanes"), sorted(batch.idle))
         values["now"] = now
@@ -144,6 +150,16 @@ async def settle(connection: Connection, batch: SettleBatch, now: int | None) ->
 
 def _put(values: dict[str, Any], names: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     values.update(zip(names, columns(rows, len(names)), strict=True))
+
+
+def _put_log(values: dict[str, Any], log: Sequence[AttemptRow]) -> None:
+    found: dict[str, Any] = dict(zip(AttemptRow._fields, zip(*log, strict=True), strict=True))
+    null, address = without_none(found["address"])  # the only text that may be missing
+    texts = [name for name in AttemptRow._fields if name not in _LOG_TYPES]
+    separator, packed = pack_texts([address if name == "address" else found[name] for name in texts])
+    found.update(zip(texts, packed, strict=True))
+    values.update((f"log_{name}", column) for name, column in found.items())
+    values["log_separator"], values["log_null"] = separator, null
 
 
 @cache
