@@ -117,7 +117,12 @@ def _kind(hint: object, name: str) -> Kind:
 
 
 SETTINGS: Final[tuple[Setting, ...]] = (
-    Setting("database", Kind.TEXT, "sqlite:///gatepost.db", "Where events are kept: sqlite:///PATH, postgresql://USER@HOST/DATABASE or memory://."),
+    Setting(
+        "database",
+        Kind.TEXT,
+        "sqlite:///gatepost.db",
+        "Where events are kept: sqlite:///PATH, postgresql://USER@HOST/DATABASE or memory://.",
+    ),
     Setting(
         "outboxes",
         Kind.SECRETS,
