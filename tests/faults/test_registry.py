@@ -1,4 +1,4 @@
-"""Every case of tests/data/faults.json that touches the client has a test with its id in the name, or a reason why not."""
+"""Every case of tests/data/faults.json but those about HTTP/2 has a test with its id in the name, or a reason why not."""
 
 from __future__ import annotations
 
@@ -18,12 +18,17 @@ CLASSES = frozenset(
     {
         "connect", "dns", "tls", "keepalive", "framing", "parsing", "limits", "early-response", "timeouts", "pool",
         "cancellation", "proxy", "redirect", "ssrf", "memory", "secrets", "payload", "headers", "url",
+        "queue", "retry", "clock", "breaker",
     }
 )  # fmt: skip
-"""Classes of the client. The others belong to the queue, the schedule and the breaker, and to HTTP/2, which is not offered."""
+"""Classes of the client, the queue, the schedule and the breaker. The others belong to HTTP/2, which is not offered."""
 OURS = [case["id"] for case in CASES if case["class"] in CLASSES]
 
-EXEMPT: Mapping[str, str] = {}
+EXEMPT: Mapping[str, str] = {
+    "breaker-01": "needs feature: the breaker is not part of the dispatcher yet",
+    "breaker-04": "needs feature: the breaker is not part of the dispatcher yet",
+    "breaker-09": "needs feature: the breaker is not part of the dispatcher yet",
+}
 """Cases without a test, each with its reason: `not applicable: …` or `needs feature: …`."""
 
 _NAME = re.compile(r"test_([a-z]+\d*)_(\d\d)_")
@@ -41,7 +46,7 @@ def covered() -> frozenset[str]:
 
 
 @pytest.mark.parametrize("case", OURS)
-def test_each_case_of_the_client_has_a_test_or_a_reason(case: str) -> None:
+def test_each_case_has_a_test_or_a_reason(case: str) -> None:
     """A case nobody reproduces is a fault that comes back."""
     assert (case in covered()) != (case in EXEMPT), case
 
@@ -52,4 +57,4 @@ def test_no_test_and_no_exemption_names_a_case_that_does_not_exist() -> None:
     assert covered() <= known
     assert set(EXEMPT) <= known
     assert all(reason.startswith(("not applicable: ", "needs feature: ")) for reason in EXEMPT.values())
-    assert len(OURS) == 89
+    assert len(OURS) == 120

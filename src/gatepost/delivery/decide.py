@@ -301,7 +301,7 @@ def _normal(case: _Case) -> Decision:
     end = backoff.window_end(case.born_at)
     if due > end:
         return DeadLetter(Why.WINDOW_OVER)
-    asked = parse_retry_after(case.attempt.header("retry-after"), case.now)
+    asked = parse_retry_after(case.attempt.header("retry-after"), case.now, case.attempt.header("date"))
     if asked is not None and case.now + _us(asked) > due:
         return RetryAt(min(case.now + _us(asked), end), True, Why.RETRY_AFTER)
     return RetryAt(due, True, why)

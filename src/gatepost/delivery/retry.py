@@ -159,19 +159,28 @@ _DATE_FORMS: Final = tuple(
 """The three forms of HTTP-date that a recipient must accept (RFC 9110 section 5.6.7)."""
 
 
-def parse_retry_after(value: str | None, now: int) -> float | None:
+def parse_retry_after(value: str | None, now: int, date: str | None = None) -> float | None:
     """Seconds from `now` (UTC microseconds) that a `Retry-After` asks for; None for none, nonsense, or an instant gone by.
 
-    RFC 9110 section 10.2.3: a whole number of seconds or an HTTP-date.
+    RFC 9110 section 10.2.3: a whole number of seconds or an HTTP-date. `date` is the response's own `Date`: an instant is
+    counted from it, when it can be read, so that a server whose clock is wrong still gets the pause it asked for.
     """
     text = (value or "").strip(" \t")
     if text.isascii() and text.isdigit():
         return float(text) if len(text) <= RETRY_AFTER_DIGITS_MAX else None
+    instant = _http_date(text, now)
+    if instant is None:
+        return None
+    said_at = _http_date((date or "").strip(" \t"), now) or now
+    return None if instant <= said_at else (instant - said_at) / _MICROSECONDS
+
+
+def _http_date(text: str, now: int) -> int | None:
+    """An HTTP-date as UTC microseconds, None for anything else; `now` tells the century of two digits."""
     for form in _DATE_FORMS:
         match = form.fullmatch(text)
         if match is not None:
-            instant = _instant(match, now)
-            return None if instant is None or instant <= now else (instant - now) / _MICROSECONDS
+            return _instant(match, now)
     return None
 
 
