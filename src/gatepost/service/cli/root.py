@@ -10,7 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from gatepost.errors import ConfigurationError, GatepostError
-from gatepost.service.cli import bench, dead, deliveries, egress, endpoint, hostile, policy, tenant
+from gatepost.service.cli import bench, dead, deadline, deliveries, egress, endpoint, hostile, policy, tenant
 from gatepost.service.cli.output import DONE, NOT, USAGE
 from gatepost.service.cli.publish import publish
 from gatepost.service.cli.send import send
@@ -37,6 +37,7 @@ app.add_typer(tenant.tenants, name="tenant")
 app.add_typer(tenant.keys, name="key")
 app.add_typer(egress.app, name="egress")
 app.add_typer(policy.app, name="policy")
+app.add_typer(deadline.app, name="deadline")
 app.add_typer(hostile.app, name="hostile")
 app.add_typer(bench.app, name="bench")
 
