@@ -22,7 +22,7 @@ from gatepost.dispatch.catalogue import Catalogue, Listed
 from gatepost.dispatch.notices import Notices
 from gatepost.errors import StoreError
 from gatepost.store.port import DeliveryStore
-from gatepost.store.rows import SUB_FIFO_FIRST, FanOut, LaneWant, Row, Target, lane_of
+from gatepost.store.rows import SUB_FIFO_FIRST, FanOut, LaneWant, Row, Target, lane_of, part_of_tenant
 
 PORTION: Final = 500
 """Targets in one transaction: some milliseconds of the store's time."""
@@ -126,10 +126,7 @@ class FanOuts:
         return [Target(lane_of(listed.number, sub), listed.number % parts, next_id(), due_at) for listed in takers]
 
     def _part_of(self, tenant: str) -> int:
-        digest = 0x811C9DC5
-        for byte in tenant.encode():
-            digest = ((digest ^ byte) * 0x01000193) & 0xFFFFFFFF
-        return digest % self._parts
+        return part_of_tenant(tenant, self._parts)
 
     # ------------------------------------------------------------------------------------------------ order
 

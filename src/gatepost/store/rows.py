@@ -28,6 +28,14 @@ def endpoint_of(lane: int) -> int:
     return lane >> 8
 
 
+def part_of_tenant(tenant: str, parts: int) -> int:
+    """The part whose owner expands a tenant's fan-outs, the same in every process (FNV-1a)."""
+    digest = 0x811C9DC5
+    for byte in tenant.encode():
+        digest = ((digest ^ byte) * 0x01000193) & 0xFFFFFFFF
+    return digest % parts
+
+
 # ------------------------------------------------------------------------------------------------- producing
 
 

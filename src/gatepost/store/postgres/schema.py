@@ -11,8 +11,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
+from gatepost.clock import SYSTEM_CLOCK
 from gatepost.errors import ConfigurationError, StoreError
 from gatepost.store.migration import Migration, Plan, check_usable, migrations_of, plan
+from gatepost.store.postgres.partitions import make_ahead
 from gatepost.store.postgres.pool import Connection
 
 OLDEST_POSTGRES: Final = 140_000
@@ -61,18 +63,35 @@ async def prepare(connection: Connection, name: str, *, create: bool, known: Seq
     `name` is the URL without its password. Raises `ConfigurationError` for a server that is too old and for an empty database
     without `create`, `SchemaMismatch` for a schema that is newer than this code allows, `StoreError` for an older one.
     """
-    known = migrations() if known is None else known
+    steps, known = known, migrations() if known is None else known
     check_server(connection, name)
     state = await read_state(connection)
     if state.schema == 0 and create:
         await migrate(connection, name, post=True, known=known)
         state = await read_state(connection)
+        if steps is None:
+            await make_ahead(connection, SYSTEM_CLOCK.wall_us())
     if state.schema == 0:
         raise ConfigurationError(
             f"{name} holds no Gatepost schema: run gatepost migrate --database {name} once, "
             "or start with gatepost serve --migrate"
         )
     check_usable(name, state.schema, state.oldest_code, known)
+    if steps is None:
+        await _check_moved_in(connection, name)
+
+
+def check(name: str, state: State) -> None:
+    """Raises `StoreError` or `SchemaMismatch` when this code may not use a database in this state."""
+    check_usable(name, state.schema, state.oldest_code, migrations())
+
+
+async def _check_moved_in(connection: Connection, name: str) -> None:
+    source = await connection.fetchval("SELECT source FROM gp_move WHERE finished_at IS NULL")
+    if source is not None:
+        raise StoreError(
+            f"the move from {source} into {name} is not finished: repeat gatepost migrate --from … --to … with the same URLs"
+        )
 
 
 def check_server(connection: Connection, name: str) -> None:

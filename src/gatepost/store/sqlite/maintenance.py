@@ -33,11 +33,11 @@ VACUUM_SHARE: Final = 0.25
 """Only what is unused beyond this share of the file is given back: the rest will be used again soon."""
 
 _EVENTS_END = "SELECT max(id) FROM (SELECT id FROM event WHERE id > ? AND id < ? ORDER BY id LIMIT ?)"
-_NOT_NEEDED = """
+NOT_NEEDED = """
 NOT EXISTS (SELECT 1 FROM fan_out AS f WHERE f.event_id = e.id)
  AND NOT EXISTS (SELECT 1 FROM json_each(e.targets) AS t JOIN history AS h ON h.id = t.value
  JOIN delivery AS d ON d.lane = h.lane AND d.due_at = h.at AND d.id = h.id WHERE h.state = 0)"""
-_EVENTS = f"SELECT e.id FROM event AS e WHERE e.id > ? AND e.id <= ? AND {_NOT_NEEDED} ORDER BY e.id LIMIT ?"  # noqa: S608
+_EVENTS = f"SELECT e.id FROM event AS e WHERE e.id > ? AND e.id <= ? AND {NOT_NEEDED} ORDER BY e.id LIMIT ?"  # noqa: S608
 _ENDED_END = "SELECT max(id) FROM (SELECT id FROM history WHERE id > ? AND id < ? ORDER BY id LIMIT ?)"
 _ENDED = """
 SELECT h.id FROM history AS h WHERE h.id > ?1 AND h.id <= ?2 AND h.state <> 1
@@ -51,7 +51,7 @@ SELECT id FROM (SELECT id FROM endpoint_history WHERE endpoint = ? AND id < ? OR
  WHERE NOT EXISTS (SELECT 1 FROM history AS h WHERE h.id = l.id) LIMIT ?"""
 _DESTINATIONS = "SELECT endpoint FROM destination WHERE endpoint > ? ORDER BY endpoint LIMIT ?"
 # Tested again by the writer: a replay may have come between.
-_DELETE_EVENTS = where_in(f"DELETE FROM event AS e WHERE {_NOT_NEEDED} AND e.id IN")  # noqa: S608 - our own words
+_DELETE_EVENTS = where_in(f"DELETE FROM event AS e WHERE {NOT_NEEDED} AND e.id IN")  # noqa: S608 - our own words
 _DELETE_HISTORY = where_in("DELETE FROM history WHERE state <> 1 AND id IN")
 # By range, so that attempts settled after their delivery was forgotten go too.
 _DELETE_ATTEMPTS = """

@@ -11,6 +11,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Final
 
 from gatepost.clock import Clock
@@ -22,6 +23,8 @@ OLDEST_SQLITE: Final = (3, 37, 0)
 """STRICT tables (2021-11); RETURNING, upsert and JSON are older."""
 APPLICATION_ID: Final = 0x47505354
 """`GPST`, so that `file` and we know our files from others."""
+MOVED: Final = "moved_at"
+"""The number in `meta` that says when the house was moved to another database, after which nothing opens the file."""
 _RETRY_PAUSE: Final = 0.005
 """Seconds; creating the schema takes about twice as long."""
 
@@ -31,11 +34,19 @@ def migrations() -> tuple[Migration, ...]:
     return migrations_of("sqlite")
 
 
-def prepare(connection: sqlite3.Connection, path: str | os.PathLike[str], clock: Clock, *, may_migrate: bool) -> None:
+def prepare(
+    connection: sqlite3.Connection,
+    path: str | os.PathLike[str],
+    clock: Clock,
+    *,
+    may_migrate: bool,
+    may_have_moved: bool = False,
+) -> None:
     """Create the schema in a new file, and bring an older one up to date when `may_migrate`.
 
     Raises `ConfigurationError` for an SQLite that is too old or a file that is not Gatepost's, `SchemaMismatch` for a schema
-    that is newer than this code allows, `StoreError` for an older one without `may_migrate`.
+    that is newer than this code allows, `StoreError` for an older one without `may_migrate`, and for a file whose house was moved
+    to another database unless `may_have_moved`.
     """
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
         needed = ".".join(map(str, OLDEST_SQLITE))
@@ -46,6 +57,8 @@ def prepare(connection: sqlite3.Connection, path: str | os.PathLike[str], clock:
     while True:
         try:
             _prepare(connection, path, may_migrate)
+            if not may_have_moved:
+                _check_lived_in(connection, path)
             return
         except sqlite3.Error as error:
             # Two processes that create the same file meet here: switching to WAL does not wait for the other by itself.
@@ -80,6 +93,13 @@ def _prepare(connection: sqlite3.Connection, path: str | os.PathLike[str], may_m
             f"{os.fspath(path)} has schema {version}, which needs the code of schema {oldest_code} or newer; "
             f"this code knows {known[-1].number}: run the newer Gatepost"
         )
+
+
+def _check_lived_in(connection: sqlite3.Connection, path: str | os.PathLike[str]) -> None:
+    moved = connection.execute("SELECT value FROM meta WHERE name = ?", (MOVED,)).fetchone()
+    if moved is not None:
+        when = datetime.fromtimestamp(moved[0] / 1e6, UTC).isoformat(" ", "seconds")
+        raise StoreError(f"everything in {os.fspath(path)} was moved to another database on {when}: use that one's URL")
 
 
 def _check_unused(connection: sqlite3.Connection, path: str | os.PathLike[str]) -> None:
