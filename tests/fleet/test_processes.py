@@ -17,6 +17,7 @@ import pytest
 from gatepost.clock import SYSTEM_CLOCK
 from gatepost.service.processes import RESTART_MAX, restart_delay
 from gatepost.store.rows import PART_LEASE
+from gatepost.testing.postgres import PostgresServer
 from gatepost.testing.postgres_store import gatepost_database
 from tests.fleet.running import PATIENCE, balanced, fleet_of, gatepost, publish, receiver, until
 from tests.service.served import environment
@@ -38,6 +39,11 @@ def register(url: str, receiver_url: str) -> None:
         answer = httpx.post(f"{url}/v1/endpoints", json=body)
         assert answer.status_code == 201, answer.text
     threading.Event().wait(2.5)  # every process follows the registry within two seconds
+
+
+def owners_of(url: str) -> dict[str, int]:
+    """Parts by node."""
+    return {node["name"]: node["parts"] for node in fleet_of(url)["nodes"]}
 
 
 def status(directory: Path, url: str) -> tuple[int, dict[str, Any]]:
@@ -160,3 +166,55 @@ def test_a_child_that_dies_again_and_again_is_started_less_and_less_often() -> N
     assert delays[:4] == [0.5, 1.0, 2.0, 4.0]
     assert delays == sorted(delays)
     assert delays[-1] == RESTART_MAX
+
+
+def test_a_crash_of_the_database_under_load_loses_nothing(tmp_path: Path) -> None:
+    """All sessions end at once, and recovery takes a moment: owners come back to what they had, and nobody takes from nobody."""
+    server = PostgresServer(fsync=True)
+    try:
+        database = gatepost_database(PARTS, server)
+        with (
+            receiver(delay=0.02) as target,
+            gatepost(tmp_path, database, "serve") as api,
+            gatepost(tmp_path, database, "worker") as worker,
+        ):
+            register(api.url, target.url)
+            until(lambda: balanced(api.url, 2), "two nodes share the parts")
+            owners = owners_of(api.url)
+            accepted: list[str] = []
+            done = threading.Event()
+
+            def produce() -> None:
+                with httpx.Client(base_url=api.url, timeout=PATIENCE) as client:
+                    number = 0
+                    while not done.is_set():
+                        number += 1
+                        answer = client.post("/v1/events", json={"type": "a.b", "payload": number})
+                        if answer.status_code == 202:
+                            accepted.append(answer.json()["event_id"])
+                        else:
+                            assert answer.status_code == 503, answer.text
+                            done.wait(0.1)
+
+            producer = threading.Thread(target=produce)
+            producer.start()
+            until(lambda: len(accepted) > 30, "load")
+            server.restart("immediate")
+            before = len(accepted)
+            until(lambda: len(accepted) > before + 30, "events are accepted again")
+            done.set()
+            producer.join(PATIENCE)
+            until(
+                lambda: all(target.seen[f"/{n}", event] for n in range(ENDPOINTS) for event in accepted),
+                "all that was accepted is delivered",
+            )
+            known = [count for (_, event), count in target.seen.items() if event in set(accepted)]
+            assert sum(known) - len(known) <= ENDPOINTS * 8, "only what was in flight or unsettled at the crash"
+            until(lambda: balanced(api.url, 2), "two nodes share the parts")
+            assert owners_of(api.url) == owners, "each has what it had"
+            worker.signal(signal.SIGTERM)
+            assert worker.wait() == 0
+            api.signal(signal.SIGTERM)
+            assert api.wait() == 0
+    finally:
+        server.close()
