@@ -369,7 +369,7 @@ class Dispatcher:
             self._hand_over,
             publish_timeout=self.settings.publish_timeout,
         )
-        self._supervisor.watch_idleness()
+        self._supervisor.prepare()
 
     # -------------------------------------------------------------------------------------------- publishing
 
@@ -647,7 +647,12 @@ class Dispatcher:
         await self._fan_outs.run()
 
     async def _try_out(self, endpoint: Endpoint) -> Attempt:
-        """One signed attempt outside the queue."""
+        """One signed attempt outside the queue. Raises `Overloaded` while this machine's clock is not fit to sign with."""
+        if not self._store_time.trusted:
+            raise Overloaded(
+                f"this machine's clock is {self._store_time.skew_us / 1e6:.0f} s from the store's: it signs nothing",
+                retry_after=30.0,
+            )
         listed = Listed(endpoint, self._policy, self.client.check_url)
         now_us = self._clock.wall_us()
         body = payload_bytes({"type": TEST_TYPE, "data": {"endpoint": endpoint.id}})

@@ -70,6 +70,7 @@ class Supervisor:
         self._background: asyncio.Task[None] | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
         self._idle_check: asyncio.Task[None] | None = None
+        self._following: asyncio.Task[None] | None = None
         self.running = False
 
     # ----------------------------------------------------------------------------------------------- running
@@ -82,6 +83,7 @@ class Supervisor:
         self._stop.clear()
         self._ended.clear()
         self._unwatch()
+        await self._stop_following()
         self._leases.begin()
         loops = [self._start(name, loop) for name, loop in self._loops().items()]
         self._worker.open_gate()
@@ -131,6 +133,7 @@ class Supervisor:
         """Drain if running, and end whatever is left."""
         await self.drain(None)
         self._unwatch()
+        await self._stop_following()
         if self._background is not None:
             await asyncio.gather(self._background, return_exceptions=True)
 
@@ -203,6 +206,18 @@ class Supervisor:
 
     # ----------------------------------------------------------------------------------- a forgotten run()
 
+    def prepare(self) -> None:
+        """What a dispatcher does that only publishes: on a shared store others register endpoints, which it must know."""
+        self.watch_idleness()
+        if self._store.capabilities.shared and self._following is None:
+            self._following = self._start("registry", self._follow_registry)
+
+    async def _stop_following(self) -> None:
+        following, self._following = self._following, None
+        if following is not None:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
     def watch_idleness(self) -> None:
         """Warn in a while if there is work and still nobody runs it."""
         if self._idle_timer is None and not self.running and self._background is None:
@@ -215,6 +230,8 @@ class Supervisor:
 
     async def _warn_if_idle(self) -> None:
         try:
+            if self._store.capabilities.shared and await self._store.nodes():
+                return  # somebody else delivers
             totals = await self._store.totals()
         except StoreError:
             return

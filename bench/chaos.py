@@ -1,0 +1,342 @@
+"""Break a fleet on PostgreSQL in every way we know, and count what that did: lost, doubled, above a cap, out of order.
+
+Workers in processes of their own deliver while they are killed (`kill -9`), frozen beyond their lease (SIGSTOP), cut from the
+database (a proxy that loses the answers to commits, or goes silent), and while the database restarts without warning. Events are
+published with idempotency keys, some of them twice at once, a tenth of the attempts fails. `python -m bench.chaos`;
+`--scenario rolling` restarts workers one by one, `--scenario takeover` times how long an orphaned endpoint waits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+import asyncpg
+
+from bench.chaos_fleet import ORDERED, Field, Plan, Worker, prepared
+from bench.machine import raise_file_limit
+from bench.postgres import MeasuredServer, measured_server
+from bench.report import Steps, add_common_options, print_json, print_line, print_machine, print_table, steps
+from gatepost.delivery.ids import EVENT, encode_id
+from gatepost.store.rows import PART_LEASE
+from gatepost.testing.cut_proxy import CutProxy
+
+FROZEN: Final = PART_LEASE + 4.0
+"""Seconds of SIGSTOP or of a silent network: the lease is over, and the part has another owner."""
+DRAIN_LIMIT: Final = 120.0
+"""Seconds until everything must have arrived after the last fault."""
+TARGET_DOUBLED: Final = 0.005
+
+
+async def waiting_rows(server: MeasuredServer) -> int:
+    """Deliveries still in the queue, counted exactly."""
+    connection = await asyncpg.connect(server.url)
+    try:
+        return int(await connection.fetchval("SELECT count(*) FROM gp_delivery"))
+    finally:
+        await connection.close()
+
+
+async def drained(server: MeasuredServer) -> bool:
+    """Wait until nothing waits any more."""
+    limit = time.monotonic() + DRAIN_LIMIT
+    while time.monotonic() < limit:
+        if await waiting_rows(server) == 0:
+            return True
+        await asyncio.sleep(0.25)
+    return False
+
+
+async def dead_ids(server: MeasuredServer) -> set[str]:
+    """Events given up, after twelve attempts that failed."""
+    connection = await asyncpg.connect(server.url)
+    try:
+        return {encode_id(EVENT, row[0]) for row in await connection.fetch("SELECT event_id FROM gp_dead")}
+    finally:
+        await connection.close()
+
+
+# -------------------------------------------------------------------------------------------------- scenarios
+
+
+async def chaos(plan: Plan, server: MeasuredServer, progress: Steps) -> dict[str, Any]:
+    """All faults, spread over the time that the events take; then drain and compare."""
+    async with prepared(plan, server) as field_:
+        faults = ["kill"] * plan.kills + ["restart"] * plan.restarts + ["freeze"] * plan.freezes
+        faults += ["cut"] * plan.cuts + ["silence"] * plan.silences
+        random.Random(3).shuffle(faults)
+        gap = plan.events / plan.rate / (len(faults) + 1)
+        began = time.monotonic()
+        loading = asyncio.ensure_future(field_.load.run(plan.events))
+        thawing: list[asyncio.Task[None]] = []
+        done: list[dict[str, Any]] = []
+        try:
+            for number, fault in enumerate(faults):
+                await asyncio.sleep(max(0.0, began + gap * (number + 1) - time.monotonic()))
+                progress.begin(f"{fault}, {number + 1} of {len(faults)}")
+                done.append({"fault": fault, "at": round(time.monotonic() - began, 1)})
+                await _apply(fault, field_, thawing, number)
+                progress.done()
+            await loading
+            await asyncio.gather(*thawing)
+        finally:
+            loading.cancel()
+            for task in thawing:
+                task.cancel()
+        progress.begin("drain")
+        field_.proxy.restore()
+        empty = await drained(field_.server)
+        progress.done()
+        return await _verdict(field_, plan, done, empty)
+
+
+async def _apply(fault: str, field_: Field, thawing: list[asyncio.Task[None]], number: int) -> None:
+    fleet = field_.fleet
+    if fault == "kill":
+        victim = fleet.workers[number % len(fleet.workers)]
+        await fleet.kill(victim)
+        await fleet.start(victim.number)
+    elif fault == "restart":
+        await asyncio.to_thread(field_.server.server.restart, "immediate")
+    elif fault == "freeze":
+        victim = next(one for one in fleet.workers if one.number == 1 % len(fleet.workers))
+        victim.process.send_signal(signal.SIGSTOP)
+        thawing.append(asyncio.ensure_future(_thaw(victim)))
+    elif fault == "cut":
+        field_.proxy.cut_answer(b"COMMIT" if number % 2 else b"gp_delivery")
+    else:
+        field_.proxy.black_hole()
+        thawing.append(asyncio.ensure_future(_hear(field_.proxy)))
+
+
+async def _thaw(worker: Worker) -> None:
+    await asyncio.sleep(FROZEN)
+    if worker.process.returncode is None:
+        worker.process.send_signal(signal.SIGCONT)
+
+
+async def _hear(proxy: CutProxy) -> None:
+    await asyncio.sleep(FROZEN)
+    proxy.restore()
+
+
+async def _verdict(field_: Field, plan: Plan, faults: list[dict[str, Any]], empty: bool) -> dict[str, Any]:
+    published, arrivals = field_.load.published, field_.receiver.arrivals
+    dead = await dead_ids(field_.server)
+    names = {f"{event}/{published.endpoints[seq]}" for seq, event in published.ids.items()}
+    lost = [name for name in names if name not in arrivals.counts and name.partition("/")[0] not in dead]
+    doubled = sum(count - 1 for count in arrivals.counts.values())
+    strangers = [name for name in arrivals.counts if name not in names]
+    share = doubled / max(1, len(names))
+    return {
+        "workers": plan.workers,
+        "accepted": len(published.ids),
+        "published_twice": published.repeated,
+        "keys_with_two_ids": published.split,
+        "publishes_repeated": published.retried,
+        "starts": arrivals.starts,
+        "arrived": len(arrivals.counts),
+        "dead": len(dead),
+        "lost": len(lost),
+        "unknown": len(strangers),
+        "doubled": doubled,
+        "doubled_share": round(share, 5),
+        "over_cap": arrivals.over_cap,
+        "out_of_order": arrivals.out_of_order,
+        "drained": empty,
+        "faults": faults,
+        # A frozen process cannot see that its time is over: what it had begun may overlap its successor (invariant I2).
+        "ok": not lost
+        and not strangers
+        and empty
+        and published.split == 0
+        and arrivals.out_of_order == 0
+        and (plan.freezes > 0 or (arrivals.over_cap == 0 and share <= TARGET_DOUBLED)),
+    }
+
+
+async def rolling(plan: Plan, server: MeasuredServer, progress: Steps) -> dict[str, Any]:
+    """Restart every worker in turn, drained, under load: nothing lost, nothing twice."""
+    async with prepared(plan, server) as field_:
+        stop = asyncio.Event()
+        loading = asyncio.ensure_future(field_.load.run(None, stop))
+        seconds = []
+        try:
+            await asyncio.sleep(3.0)
+            for number in range(plan.workers):
+                progress.begin(f"restart worker {number + 1} of {plan.workers}")
+                began = time.monotonic()
+                worker = next(one for one in field_.fleet.workers if one.number == number)
+                await field_.fleet.drain(worker)
+                await field_.fleet.start(number)
+                seconds.append(round(time.monotonic() - began, 2))
+                await asyncio.sleep(3.0)
+                progress.done()
+            stop.set()
+            await loading
+        finally:
+            loading.cancel()
+        progress.begin("drain")
+        empty = await drained(field_.server)
+        progress.done()
+        result = await _verdict(field_, plan, [], empty)
+        result["restart_seconds"] = seconds
+        result["ok"] = result["ok"] and result["doubled"] == 0
+        return result
+
+
+async def takeover(plan: Plan, server: MeasuredServer, progress: Steps) -> dict[str, Any]:
+    """Kill a worker, then drain one: how long until its endpoints get something again, unordered and ordered ones."""
+    async with prepared(plan, server) as field_:
+        stop = asyncio.Event()
+        loading = asyncio.ensure_future(field_.load.run(None, stop))
+        try:
+            await asyncio.sleep(5.0)
+            progress.begin("kill")
+            killed = await _gap(field_, how="kill")
+            progress.done()
+            progress.begin("drained stop")
+            stopped = await _gap(field_, how="drain")
+            progress.done()
+            stop.set()
+            await loading
+        finally:
+            loading.cancel()
+        empty = await drained(field_.server)
+        result = await _verdict(field_, plan, [], empty)
+        return {**result, "after_kill": killed, "after_drained_stop": stopped}
+
+
+async def _gap(field_: Field, how: str) -> dict[str, Any]:
+    """Seconds from the end of a worker to the first start at each endpoint it owned; endpoints get an event all the time."""
+    victim = field_.fleet.workers[-1]
+    owners = await _owners(field_)
+    arrivals = field_.receiver.arrivals
+    if how == "kill":
+        await field_.fleet.kill(victim)
+    else:
+        await field_.fleet.drain(victim)
+    ended = time.monotonic()
+    owned = {number for number, owner in owners.items() if owner == victim.process.pid}
+    limit = ended + PART_LEASE + 15.0
+    first: dict[int, float] = {}
+    before = {number: arrivals.last_at.get(number, 0.0) for number in owned}
+    while len(first) < len(owned) and time.monotonic() < limit:
+        for number in owned - first.keys():
+            at = arrivals.last_at.get(number, 0.0)
+            if at > max(ended, before[number]):
+                first[number] = at - ended
+        await asyncio.sleep(0.01)
+    await field_.fleet.start(victim.number)
+    result: dict[str, Any] = {"endpoints": len(owned), "without_an_end": len(owned) - len(first)}
+    for name, group in (
+        ("ordered", [seconds for number, seconds in first.items() if number < ORDERED]),
+        ("unordered", [seconds for number, seconds in first.items() if number >= ORDERED]),
+    ):
+        if group:
+            result[f"{name}_median_s"] = round(statistics.median(group), 2)
+            result[f"{name}_max_s"] = round(max(group), 2)
+    return result
+
+
+async def _owners(field_: Field) -> dict[int, int]:
+    """The process that owns each endpoint's part, by our number; nodes are named after their process."""
+    connection = await asyncpg.connect(field_.server.url)
+    try:
+        rows = await connection.fetch("SELECT part, owner FROM gp_part WHERE owner IS NOT NULL")
+        parts = int(await connection.fetchval("SELECT count(*) FROM gp_part"))
+    finally:
+        await connection.close()
+    owner = {row["part"]: int(str(row["owner"]).partition("-")[0]) for row in rows}
+    return {number: owner.get(stored % parts, 0) for number, stored in field_.numbers.items()}
+
+
+# ------------------------------------------------------------------------------------------------- reporting
+
+
+def show(result: dict[str, Any]) -> None:
+    """Tables for people."""
+    names = (
+        "workers",
+        "accepted",
+        "published_twice",
+        "keys_with_two_ids",
+        "publishes_repeated",
+        "starts",
+        "arrived",
+        "dead",
+        "lost",
+        "unknown",
+        "doubled",
+        "doubled_share",
+        "over_cap",
+        "out_of_order",
+    )
+    print_table("What came of it", ("", "count"), [(name.replace("_", " "), result[name]) for name in names])
+    for name in ("restart_seconds", "after_kill", "after_drained_stop"):
+        if name in result:
+            print_line(f"{name.replace('_', ' ')}: {result[name]}")
+    if result["faults"]:
+        print_line("Faults: " + ", ".join(f"{one['fault']} at {one['at']} s" for one in result["faults"]))
+    print_line("good" if result["ok"] else "[red]NOT GOOD[/red]")
+    print_machine()
+
+
+SCENARIOS: Final = {"chaos": chaos, "rolling": rolling, "takeover": takeover}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run from the command line. Exit 1 when anything was lost, doubled beyond the target, above a cap or out of order."""
+    parser = argparse.ArgumentParser("bench.chaos", description=__doc__.partition("\n")[0] if __doc__ else None)
+    add_common_options(parser)
+    parser.add_argument("--scenario", choices=tuple(SCENARIOS), default="chaos")
+    parser.add_argument("--workers", type=int, default=3)
+    parser.add_argument("--events", type=int, help="default 30,000; 2,000 with --quick")
+    parser.add_argument("--rate", type=float, default=500.0, help="events a second")
+    parser.add_argument("--kills", type=int, help="default 8; 2 with --quick")
+    parser.add_argument("--restarts", type=int, help="of the database; default 1; 1 with --quick")
+    parser.add_argument("--freezes", type=int, default=0, help="SIGSTOP beyond the lease")
+    parser.add_argument("--cuts", type=int, default=4, help="answers of commits lost")
+    parser.add_argument("--silences", type=int, default=0, help="networks that go silent beyond the lease")
+    parser.add_argument("--directory", help="where the database goes")
+    options = parser.parse_args(argv)
+    raise_file_limit()
+    scenario = options.scenario
+    plan = Plan(
+        workers=options.workers,
+        events=options.events or (2_000 if options.quick else 30_000),
+        rate=options.rate,
+        kills=_or(options.kills, 2 if options.quick else 8),
+        restarts=_or(options.restarts, 1),
+        freezes=options.freezes,
+        cuts=options.cuts,
+        silences=options.silences,
+        failing=0.1 if scenario == "chaos" else 0.0,
+    )
+    total = {
+        "chaos": plan.kills + plan.restarts + plan.freezes + plan.cuts + plan.silences + 1,
+        "rolling": plan.workers + 1,
+        "takeover": 2,
+    }[scenario]
+    with measured_server(options.directory) as server, steps(total) as progress:
+        result = asyncio.run(SCENARIOS[scenario](plan, server, progress))
+    if options.json:
+        print_json(result)
+    else:
+        show(result)
+    return 0 if result["ok"] else 1
+
+
+def _or(given: int | None, default: int) -> int:
+    return default if given is None else given
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,228 @@
+"""What the chaos scenarios play with: workers in processes of their own, publishers that repeat themselves, a receiver, a database.
+
+Used by `bench.chaos`; it breaks nothing itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from bench.chaos_receiver import ChaosReceiver
+from bench.postgres import MeasuredServer
+from bench.rig import LOOPBACK
+from gatepost import Dispatcher, Endpoint
+from gatepost.errors import Overloaded, StoreError
+from gatepost.testing.cut_proxy import CutProxy
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+CAP: Final = 4
+"""Attempts in flight at one endpoint."""
+ENDPOINTS: Final = 60
+ORDERED: Final = 20
+"""Of the endpoints, how many get ordered events."""
+KEYS: Final = 3
+"""Ordering keys of each ordered endpoint."""
+TWICE: Final = 0.05
+"""Share of the events published twice at once under one idempotency key."""
+SCHEDULE: Final = (0.0, 0.2, 0.4, 0.8, 1.5, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0)
+"""Delays before each attempt: a run must end."""
+READY_LIMIT: Final = 60.0
+PUBLISHERS: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one run does."""
+
+    workers: int
+    events: int
+    rate: float
+    """Events a second."""
+    kills: int
+    restarts: int
+    """Of the database, immediate: no checkpoint, all sessions gone."""
+    freezes: int
+    cuts: int
+    """Commits whose answer is lost on its way to the first worker."""
+    silences: int
+    """The first worker's connections go silent for longer than a lease."""
+    failing: float = 0.1
+
+
+@dataclass(slots=True)
+class Worker:
+    """A process that delivers."""
+
+    number: int
+    url: str
+    process: asyncio.subprocess.Process
+
+
+@dataclass(slots=True)
+class Published:
+    """What was accepted."""
+
+    ids: dict[int, str] = field(default_factory=dict)
+    """Event id by sequence number."""
+    endpoints: dict[int, int] = field(default_factory=dict)
+    """The endpoint of each."""
+    repeated: int = 0
+    split: int = 0
+    """Keys that were answered with two event ids: must be 0."""
+    retried: int = 0
+    """Publishes repeated because the store did not answer."""
+
+
+class Fleet:
+    """Workers on one database, started, killed and replaced."""
+
+    def __init__(self, server: MeasuredServer, proxy: CutProxy) -> None:
+        self._server = server
+        self._proxy = proxy
+        self.workers: list[Worker] = []
+
+    async def start(self, number: int) -> Worker:
+        """Start worker `number`, the first behind the proxy; returns when it holds parts."""
+        url = self._proxy.url(self._server.url) if number == 0 else self._server.url
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "bench.chaos_worker",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL if not os.environ.get("CHAOS_LOG") else None,
+            cwd=ROOT,
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps({"url": url, "keys": list(self._server.keys), "cap": CAP}).encode() + b"\n")
+        async with asyncio.timeout(READY_LIMIT):
+            if (await process.stdout.readline()).strip() != b"ready":
+                raise RuntimeError(f"worker {number} ended with {await process.wait()}")
+        worker = Worker(number, url, process)
+        self.workers = [one for one in self.workers if one.number != number] + [worker]
+        return worker
+
+    async def kill(self, worker: Worker) -> None:
+        """SIGKILL."""
+        worker.process.kill()
+        await worker.process.wait()
+
+    async def drain(self, worker: Worker) -> None:
+        """SIGTERM, and wait for its end."""
+        worker.process.terminate()
+        if await worker.process.wait() != 0:
+            raise RuntimeError(f"worker {worker.number} did not end well")
+
+    async def stop(self) -> None:
+        """End all."""
+        for worker in self.workers:
+            if worker.process.returncode is None:
+                worker.process.kill()
+                await worker.process.wait()
+
+
+class Load:
+    """Publishes at a rate, with idempotency keys, and repeats what was not answered."""
+
+    def __init__(self, publishers: Sequence[Dispatcher], rate: float) -> None:
+        self._publishers = publishers
+        self._rate = rate
+        self._random = random.Random(7)
+        self._ahead: dict[tuple[int, int], int] = {}
+        self._numbers = itertools.count()
+        self.published = Published()
+
+    async def run(self, count: int | None, stop: asyncio.Event | None = None) -> None:
+        """Publish `count` events, or until `stop`."""
+        started = time.monotonic()
+        slots = asyncio.Semaphore(PUBLISHERS)
+        async with asyncio.TaskGroup() as group:
+            for done in itertools.count():
+                if done == count or (stop is not None and stop.is_set()):
+                    return
+                wait = started + done / self._rate - time.monotonic()
+                if wait > 0:
+                    await asyncio.sleep(wait)
+                await slots.acquire()
+                task = group.create_task(self._one(next(self._numbers)))
+                task.add_done_callback(lambda _: slots.release())
+
+    async def _one(self, seq: int) -> None:
+        endpoint = self._random.randrange(ENDPOINTS)
+        key, ahead, place = None, None, None
+        if endpoint < ORDERED:
+            place = (endpoint, self._random.randrange(KEYS))
+            key, ahead = f"k{place[1]}", self._ahead.get(place)
+        body = {"seq": seq, "ahead": ahead}
+        if place is not None:
+            self._ahead[place] = seq
+        twice = self._random.random() < TWICE and place is None
+        answers = await asyncio.gather(
+            *(self._publish(one, seq, endpoint, body, key) for one in self._publishers[: 2 if twice else 1])
+        )
+        self.published.repeated += twice
+        self.published.split += len(set(answers)) > 1
+        self.published.ids[seq] = answers[0]
+        self.published.endpoints[seq] = endpoint
+
+    async def _publish(
+        self, publisher: Dispatcher, seq: int, endpoint: int, body: dict[str, Any], key: str | None
+    ) -> str:
+        while True:
+            try:
+                receipt = await publisher.publish(
+                    f"chaos.{endpoint}", body, idempotency_key=f"run-{seq}", ordering_key=key
+                )
+                return receipt.event_id
+            except (StoreError, Overloaded):
+                self.published.retried += 1
+                await asyncio.sleep(0.2)
+
+
+@dataclass(slots=True)
+class Field:
+    """Everything a scenario plays with."""
+
+    server: MeasuredServer
+    proxy: CutProxy
+    fleet: Fleet
+    receiver: ChaosReceiver
+    load: Load
+    numbers: dict[int, int]
+    """Endpoint number in the store, by ours."""
+
+
+@asynccontextmanager
+async def prepared(plan: Plan, server: MeasuredServer) -> AsyncIterator[Field]:
+    """A receiver, publishers and workers on the database, with the endpoints registered."""
+    async with AsyncExitStack() as stack:
+        receiver = await stack.enter_async_context(ChaosReceiver(cap=CAP, failing=plan.failing))
+        proxy = await stack.enter_async_context(CutProxy.before(server.url))
+        publishers = [
+            await stack.enter_async_context(Dispatcher.open(server.url, keys=server.keys, egress=LOOPBACK))
+            for _ in range(2)
+        ]
+        endpoints: list[Endpoint] = [
+            await publishers[0].endpoints.create(
+                receiver.url(number), event_types=(f"chaos.{number}",), schedule=SCHEDULE, concurrency=CAP
+            )
+            for number in range(ENDPOINTS)
+        ]
+        await asyncio.sleep(2.0)  # the second publisher follows the registry within that
+        fleet = Fleet(server, proxy)
+        stack.push_async_callback(fleet.stop)
+        await asyncio.gather(*(fleet.start(number) for number in range(plan.workers)))
+        load = Load(publishers, plan.rate)
+        yield Field(server, proxy, fleet, receiver, load, {number: one.number for number, one in enumerate(endpoints)})
