@@ -20,7 +20,9 @@ from gatepost.errors import ConfigurationError, StoreError
 from gatepost.store.memory import MemoryStore
 from gatepost.store.outbox.schema import Dialect, outbox_statements
 from gatepost.store.outbox.source import open_source
+from gatepost.store.port import Store
 from gatepost.testing.postgres import PostgresServer, shared_server
+from gatepost.testing.postgres_store import gatepost_database, open_postgres
 from gatepost.testing.receiver import Receiver
 from tests.fleet.outbox_drivers import WAYS, Abandon, database, run_sql
 from tests.fleet.test_outbox_sqlite import LOOPBACK, WAITING, following, until, until_count
@@ -81,9 +83,9 @@ async def test_a_transaction_that_was_open_for_long_is_delivered_soon_after_its_
 
 
 @asynccontextmanager
-async def dispatcher_on(store: MemoryStore, client: DispatchClient, outbox: str) -> AsyncIterator[Dispatcher]:
+async def dispatcher_on(store: Store, client: DispatchClient, *outboxes: str) -> AsyncIterator[Dispatcher]:
     """One of several in this process, which share a client."""
-    dispatcher = Dispatcher(store, client, outboxes=[open_source(outbox)])
+    dispatcher = Dispatcher(store, client, outboxes=[open_source(outbox) for outbox in outboxes])
     try:
         await dispatcher.prepare()
         dispatcher.run_in_background()
@@ -204,6 +206,37 @@ async def test_publishers_write_to_postgresql_from_loops_and_threads(tmp_path: P
         assert dict(receiver.ledger) == {receipt.event_id: 1 for receipt in receipts}
         with pytest.raises(StoreError, match="closed"):
             threaded.publish_sync("a", {})
+
+
+async def test_a_fleet_on_postgresql_takes_what_is_published_into_its_own_database(tmp_path: Path) -> None:
+    """Publishers, and producers whose tables live beside Gatepost's: one outbox, two dispatchers, each event once. A row that makes
+    no sense stays behind and holds up nobody."""
+    url = await asyncio.to_thread(gatepost_database)
+    connection = await asyncpg.connect(url)
+    publisher = Publisher()
+    try:
+        await connection.execute(
+            "INSERT INTO gatepost_outbox (event_id, type, priority, created_at, body) VALUES (1, 'a', 'urgent', 1, 'x')"
+        )
+        async with (
+            Receiver() as receiver,
+            DispatchClient(egress=LOOPBACK) as client,
+            dispatcher_on(await open_postgres(url), client) as one,
+            dispatcher_on(await open_postgres(url), client) as other,
+            Publisher.open(url) as elsewhere,
+        ):
+            await one.endpoints.create(f"{receiver.url}/ok")
+            with Publisher.open_sync(url) as threaded:
+                receipts = [threaded.publish_sync("a", {"n": n}) for n in range(20)]
+            receipts += await asyncio.gather(*(elsewhere.publish("a", {"n": n}) for n in range(100)))
+            async with connection.transaction():
+                receipts += [await publisher.publish("a", {"n": n}, connection=connection) for n in range(20)]
+            await until(lambda: len(receiver.ledger) >= 140)
+            await until_count(url, "SELECT count(*) FROM gatepost_outbox", 1)
+            assert dict(receiver.ledger) == {receipt.event_id: 1 for receipt in receipts}
+            assert sum(gp.statistics().intake.published for gp in (one, other)) == 140
+    finally:
+        await connection.close()
 
 
 async def test_a_publisher_says_at_the_start_what_is_wrong(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 from gatepost.delivery.records import RESERVED_TYPES, Priority
 from gatepost.dispatch.endpoint_rules import check_tenant_name
 from gatepost.errors import ConfigurationError, PayloadTooLarge
-from gatepost.store.rows import SUB_BULK, SUB_FIFO_FIRST, SUB_HIGH, SUB_NORMAL
+from gatepost.store.rows import SUB_BULK, SUB_FIFO_FIRST, SUB_HIGH, SUB_NORMAL, OutboxEvent
 from gatepost.wire.headers import check_value
 from gatepost.wire.payload import payload_bytes
 
@@ -97,6 +97,30 @@ def draft_event(
         _priority(priority, ordering_key),
         _when(not_before, now_us),
     )
+
+
+def check_outbox_event(event: OutboxEvent, max_payload: int, now: int) -> None:
+    """Anybody can write rows with SQL: the same rules as for `publish`. Raises `TypeError` or `ValueError`."""
+    if not isinstance(event.body, bytes):
+        raise TypeError("body is not a blob: write bytes")
+    if event.not_before is not None and not isinstance(event.not_before, int):
+        raise TypeError("not_before is not a number: write UTC microseconds")
+    draft_event(
+        event.type,
+        event.body,
+        tenant=event.tenant,
+        idempotency_key=event.key,
+        ordering_key=event.ordering_key,
+        priority=event.priority,
+        not_before=None if event.not_before is None else event.not_before / 1_000_000,
+        content_type=event.content_type,
+        max_payload=max_payload,
+        now_us=now,
+    )
+    if not isinstance(event.created_at, int):
+        raise TypeError("created_at is not a number: write UTC microseconds")
+    if event.event_id < 0:
+        raise ValueError("event_id is below zero")
 
 
 def sub_of(priority: str, ordering_key: str | None) -> int:

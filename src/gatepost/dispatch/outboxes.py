@@ -18,7 +18,7 @@ from typing import Final, Literal
 
 from gatepost.clock import Clock, Entropy
 from gatepost.delivery.ids import EVENT, ScatteredIds, encode_id, id_time_us
-from gatepost.dispatch.new_event import draft_event
+from gatepost.dispatch.new_event import check_outbox_event
 from gatepost.dispatch.notices import Notices
 from gatepost.errors import GatepostError, LimitExceeded, StoreError
 from gatepost.store.outbox.source import Look, OutboxSource, OutboxUnavailable, Verdict
@@ -169,7 +169,7 @@ class OutboxFollower:
             return False  # came up in this look: in order, or not at all
         now = self._store_time()
         try:
-            _check(event, self._max_payload, now)
+            check_outbox_event(event, self._max_payload, now)
         except (TypeError, ValueError) as error:
             self._set_aside(verdict, event.event_id, str(event.tenant), "invalid_event", str(error))
             return False
@@ -250,30 +250,6 @@ class OutboxFollower:
         if self._state == "failing":
             _log.info("outbox %s answers again", self._source.place)
         self._state, self._error = "following", None
-
-
-def _check(event: OutboxEvent, max_payload: int, now: int) -> None:
-    """Anybody can write rows with SQL: the same rules as for `publish`. Raises `TypeError` or `ValueError`."""
-    if not isinstance(event.body, bytes):
-        raise TypeError("body is not a blob: write bytes")
-    if event.not_before is not None and not isinstance(event.not_before, int):
-        raise TypeError("not_before is not a number: write UTC microseconds")
-    draft_event(
-        event.type,
-        event.body,
-        tenant=event.tenant,
-        idempotency_key=event.key,
-        ordering_key=event.ordering_key,
-        priority=event.priority,
-        not_before=None if event.not_before is None else event.not_before / 1_000_000,
-        content_type=event.content_type,
-        max_payload=max_payload,
-        now_us=now,
-    )
-    if not isinstance(event.created_at, int):
-        raise TypeError("created_at is not a number: write UTC microseconds")
-    if event.event_id < 0:
-        raise ValueError("event_id is below zero")
 
 
 def _public(event_id: int) -> str:

@@ -1,7 +1,8 @@
 """Follows the outbox in the store itself, where publishers of other processes put their events.
 
-Fans out what is there and drops what cannot be: a key that names another event. Only the process that owns part 0 does so, since a
-shared store has one outbox. Run by `dispatch.supervisor`; producers' own databases are `dispatch.outboxes`.
+Fans out what is there and drops what cannot be: a key that names another event. A row that makes no sense, written by hand, is
+passed over and stays. Only the process that owns part 0 does so, since a shared store has one outbox. Run by
+`dispatch.supervisor`; producers' own databases are `dispatch.outboxes`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Final
 
 from gatepost.clock import Clock, Entropy
 from gatepost.delivery.ids import EVENT, ScatteredIds, encode_id
+from gatepost.dispatch.new_event import check_outbox_event
 from gatepost.dispatch.notices import Notices
 from gatepost.errors import StoreError
 from gatepost.store.port import DeliveryStore
@@ -24,6 +26,11 @@ RETRY: Final = 0.5
 """Seconds to wait when the store fails."""
 OWNER_POLL: Final = 0.05
 """Seconds between looks whether the part has become ours."""
+
+SKIPPED_MAX: Final = 1_000
+"""Rows passed over and remembered; with more of them somebody has to look."""
+ANY_SIZE: Final = 1 << 31
+"""Publishers of our own store have their own `max_payload`, and what they stored was accepted."""
 
 Take = Callable[[Sequence[OutboxEvent]], Awaitable[Sequence[tuple[OutboxEvent, EnqueueResult]]]]
 
@@ -46,7 +53,9 @@ class OwnOutbox:
         self._take = take
         self._owns = owns
         self._notices = notices
+        self._clock = clock
         self._ids = ScatteredIds(clock, entropy)
+        self._skipped: set[int] = set()
 
     async def run(self) -> None:
         """Follow until cancelled."""
@@ -65,10 +74,11 @@ class OwnOutbox:
                     await self._store.wait_outbox()
 
     async def _take_some(self) -> bool:
-        events = await self._store.outbox_peek(BATCH)
+        found = await self._store.outbox_peek(BATCH + len(self._skipped))
+        events = [event for event in found if event.outbox_id not in self._skipped and self._makes_sense(event)]
         if not events:
             return False
-        conflicts = [(event, result) for event, result in await self._take(events) if result.conflict]
+        conflicts = [(event, result) for event, result in await self._taken(events) if result.conflict]
         for event, result in conflicts:
             if result.event_id == event.event_id:
                 await self._renumber(event)
@@ -78,6 +88,38 @@ class OwnOutbox:
             if result.event_id != event.event_id:
                 self._notices.event_dropped(event.tenant, encode_id(EVENT, event.event_id))
         return True
+
+    async def _taken(self, events: Sequence[OutboxEvent]) -> Sequence[tuple[OutboxEvent, EnqueueResult]]:
+        try:
+            return await self._take(events)
+        except StoreError:
+            raise
+        except Exception:  # noqa: BLE001 - one event that no store can take must not hold back all others
+            _log.exception("some rows of the outbox cannot be stored together; trying one by one")
+        results: list[tuple[OutboxEvent, EnqueueResult]] = []
+        for event in events:
+            try:
+                results += await self._take([event])
+            except StoreError:
+                raise
+            except Exception as error:  # noqa: BLE001
+                self._skip(event, error)
+        return results
+
+    def _makes_sense(self, event: OutboxEvent) -> bool:
+        try:
+            check_outbox_event(event, ANY_SIZE, self._clock.wall_us())
+        except (TypeError, ValueError) as error:
+            self._skip(event, error)
+            return False
+        return True
+
+    def _skip(self, event: OutboxEvent, error: Exception) -> None:
+        if len(self._skipped) >= SKIPPED_MAX:
+            raise error
+        self._skipped.add(event.outbox_id)
+        _log.error("row %d of the outbox is passed over, mend or delete it and restart: %s", event.outbox_id, error)
+        self._notices.trouble("outbox_row_invalid", error)
 
     async def _renumber(self, event: OutboxEvent) -> None:
         """Another event has its id, since publishers draw theirs without asking. Put before the old row goes: never lost."""
