@@ -11,6 +11,7 @@ import typer
 
 from gatepost.errors import ConfigurationError, GatepostError
 from gatepost.service.cli import bench, dead, deadline, deliveries, egress, endpoint, hostile, policy, tenant
+from gatepost.service.cli.migrate import migrate
 from gatepost.service.cli.output import DONE, NOT, USAGE
 from gatepost.service.cli.publish import publish
 from gatepost.service.cli.send import send
@@ -28,6 +29,7 @@ app.command()(serve)
 app.command()(worker)
 app.command()(status)
 app.command()(demo)
+app.command()(migrate)
 app.command()(send)
 app.command()(publish)
 app.add_typer(endpoint.app, name="endpoint")

@@ -16,6 +16,9 @@ DatabaseOption = Annotated[str | None, typer.Option("--db", help="Where events a
 ProcessesOption = Annotated[
     int | None, typer.Option("--processes", help="Processes on this machine; beats fleet.processes.")
 ]
+MigrateOption = Annotated[
+    bool, typer.Option("--migrate", help="Bring the database to this version's schema first, as gatepost migrate does.")
+]
 ChildOption = Annotated[int | None, typer.Option(hidden=True)]
 """Given by the parent to the processes that it starts."""
 
@@ -26,6 +29,7 @@ def serve(
     port: Annotated[int | None, typer.Option(help="Port to listen on, 0 for any; beats listen.port.")] = None,
     database: DatabaseOption = None,
     processes: ProcessesOption = None,
+    migrate: MigrateOption = False,
     child: ChildOption = None,
     parent_fd: ChildOption = None,
     listener_fd: ChildOption = None,
@@ -40,7 +44,7 @@ def serve(
         "GATEPOST_DATABASE": database,
         "GATEPOST_FLEET_PROCESSES": processes,
     }
-    _run("serve", config, given, child, parent_fd, listener_fd)
+    _run("serve", config, given, child, parent_fd, listener_fd, migrate=migrate)
 
 
 def worker(
@@ -62,6 +66,8 @@ def _run(
     child: int | None,
     parent_fd: int | None,
     listener_fd: int | None,
+    *,
+    migrate: bool = False,
 ) -> NoReturn:
     from gatepost.service.app import serve as run
     from gatepost.service.child import Place
@@ -71,6 +77,10 @@ def _run(
     open_files_limit(raise_it=True)
     settings = load_settings(config, environ)
     public = command == "serve"
+    if migrate:
+        from gatepost.service.cli.migrate import migrate_first
+
+        migrate_first(settings.database)
     if not public:
         check_shared(settings.database, "a worker delivers what others accept", "run gatepost serve instead")
     if child is None and settings.fleet.processes > 1:

@@ -21,7 +21,7 @@ LOCK_WAIT: Final = "200ms"
 """How long everybody may have to wait behind us."""
 LOCKED_MAX: Final = "2s"
 """How long a change may take once it has its locks: attaching reads the default partition through."""
-NOT_NOW: Final = frozenset({"55P03", "57014", "40P01", "23514", "42P07", "42P01", "55006"})
+NOT_NOW: Final = frozenset({"55P03", "57014", "40P01", "23514", "23505", "42P07", "42710", "42P01", "55006"})
 """Locks not free, took too long, deadlock, rows of that day in the default partition, or another process was quicker."""
 BY_ID: Final = ("gp_event", "gp_history", "gp_attempt")
 BY_TIME: Final = ("gp_dead",)
