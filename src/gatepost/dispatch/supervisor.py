@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from gatepost.dispatch.catalogue import Catalogue
 from gatepost.dispatch.endpoint_memory import EndpointMemory
@@ -185,11 +185,8 @@ class Supervisor:
         )
 
     @staticmethod
-    def _own(work: Awaitable[None], name: str) -> asyncio.Task[None]:
-        async def owned() -> None:
-            await work
-
-        return asyncio.get_running_loop().create_task(owned(), name=name)
+    def _own(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        return asyncio.get_running_loop().create_task(work, name=name)
 
     # ------------------------------------------------------------------------------------------------- loops
 
