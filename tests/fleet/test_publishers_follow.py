@@ -21,7 +21,7 @@ async def test_a_publisher_reaches_an_endpoint_that_another_process_registered()
         for one in (publishing, registering):
             await one.prepare()
         try:
-            await registering.endpoints.create("http://127.0.0.1:9/hook", event_types=("a",))
+            await registering.endpoints.create("http://127.0.0.1:8009/hook", event_types=("a",))
             async with asyncio.timeout(10):
                 while (await publishing.publish("a", {})).deliveries != 1:
                     await asyncio.sleep(0.1)
