@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from pathlib import Path
@@ -246,6 +247,60 @@ async def test_a_test_event_says_how_the_attempt_ended(tmp_path: Path) -> None:
         bad = await new_endpoint(service, receiver.url + "/status/500")
         attempt = await ok(service.client.post(f"/v1/endpoints/{bad['id']}/test"))
         assert (attempt["delivered"], attempt["status"], attempt["retry_safety"]) == (False, 500, "ambiguous")
+
+
+async def test_a_tenant_over_its_limits_gets_429_with_a_time_to_come_back(tmp_path: Path) -> None:
+    """Events, bytes, backlog and endpoints; each says which limit it was. Others are served meanwhile."""
+    event = {"type": "a", "payload": "x" * 500}
+
+    async def refused(service: Api, body: Any, words: str, route: str = "/v1/events") -> None:
+        answer = await service.client.post(route, json=body)
+        assert (answer.status_code, answer.json()["code"]) == (429, "rate_limited")
+        assert int(answer.headers["retry-after"]) >= 1
+        assert words in answer.json()["detail"]
+
+    limits = {
+        "events": ({"events_per_second": 0.01}, "events a second"),
+        "bytes": ({"bytes_per_second": 600}, "bytes a second"),
+        "backlog": ({"backlog_rows": 1}, "waiting"),
+    }
+    async with api(tmp_path) as service, Receiver() as receiver:
+        await ok(service.client.post("/v1/tenants", json={"name": "few", "limits": {"endpoints": 1}}), 201)
+        for name, (values, _) in limits.items():
+            await ok(service.client.post("/v1/tenants", json={"name": name, "limits": values}), 201)
+            endpoint = await new_endpoint(service, receiver.url + "/ok", tenant=name)
+            await ok(service.client.post(f"/v1/endpoints/{endpoint['id']}/pause"))
+        await new_endpoint(service, receiver.url + "/ok", tenant="few")
+        await asyncio.sleep(2.1)  # limits hold within two seconds
+        for name, (_, words) in limits.items():
+            await ok(service.client.post("/v1/events", json={**event, "tenant": name}), 202)
+            if name == "backlog":
+                await asyncio.sleep(1.1)  # a count is relied on for a second
+            await refused(service, {**event, "tenant": name}, words)
+            await ok(service.client.post("/v1/events", json={**event, "tenant": "other"}), 202)
+        body = {"url": receiver.url + "/ok", "tenant": "few", "probe": False}
+        await refused(service, body, "endpoints", "/v1/endpoints")
+
+
+async def test_while_the_store_takes_nothing_events_get_503_and_deliveries_go_on(tmp_path: Path) -> None:
+    """Its file is gone: what was accepted is still sent, and nothing is accepted that could be lost."""
+    async with api(tmp_path) as service, Receiver() as receiver:
+        endpoint = await new_endpoint(service, receiver.url + "/ok")
+        await ok(service.client.post(f"/v1/endpoints/{endpoint['id']}/pause"))
+        for number in range(3):
+            await ok(service.client.post("/v1/events", json={"type": "a", "payload": number}), 202)
+        await ok(service.client.post(f"/v1/endpoints/{endpoint['id']}/resume"))
+        (tmp_path / "gatepost.db").rename(tmp_path / "elsewhere.db")
+        answer = await service.client.post("/v1/events", json={"type": "a", "payload": 9})
+        assert (answer.status_code, answer.json()["code"]) == (503, "store_failing")
+        assert int(answer.headers["retry-after"]) >= 1
+
+        async def all_arrived() -> bool:
+            return receiver.requests >= 3
+
+        await until(all_arrived)
+        (tmp_path / "elsewhere.db").rename(tmp_path / "gatepost.db")
+        await ok(service.client.post("/v1/events", json={"type": "a", "payload": 9}), 202)
 
 
 async def test_waiting_deliveries_are_cancelled_and_dead_ones_replayed(tmp_path: Path) -> None:

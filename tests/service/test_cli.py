@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from gatepost.service.cli.api_client import ApiClient
 from gatepost.service.cli.root import app
 from gatepost.service.cli.root import run as run_command
 from gatepost.testing.receiver_process import ReceiverProcess
@@ -175,6 +176,34 @@ def test_the_commands_cover_an_endpoints_life(service: Served, receiver: Receive
     assert run("endpoint", "show", name, "--url", service.url).exit_code == 1
 
 
+def test_dead_letters_are_exported_page_by_page_and_an_export_goes_on_where_it_broke_off(
+    service: Served, receiver: ReceiverProcess, tmp_path: Path
+) -> None:
+    """A line for each, with what would have been sent as text where it is one; more letters than a page holds."""
+    (endpoint,) = ask(
+        service, "endpoint", "create", f"{receiver.urls[0]}/status/500", "--type", "export.*", "--schedule", "0"
+    )
+    for number in range(45):
+        ask(service, "publish", "export.test", "--data", json.dumps({"n": number, "text": "ü"}))
+    listing = ("dead", "list", "--endpoint", endpoint["id"])
+    until(service, *listing, holds=lambda items: len(items) == 45)
+    everything = lines_of(run("dead", "export", "--url", service.url, "--endpoint", endpoint["id"]))
+    assert sorted(json.loads(line["payload"])["n"] for line in everything) == list(range(45))
+    assert {line["why"] for line in everything} == {"attempts_exhausted"}
+    # As if the first export had ended after its first page.
+    query = {"endpoint_id": endpoint["id"], "payload": "true", "limit": 100}
+    first = ApiClient(service.url, None).call("GET", "/v1/dead-letters", query=query)
+    assert len(first["items"]) == 20
+    out = tmp_path / "dead.jsonl"
+    arguments = ("dead", "export", "--url", service.url, "--endpoint", endpoint["id"], "--out", str(out))
+    assert run(*arguments, "--after", first["next"]).exit_code == 0
+    rest = [json.loads(line) for line in out.read_text("ascii").splitlines()]
+    assert rest == everything[20:]
+    died = everything[10]["died_at"]
+    assert len(ask(service, *listing, "--before", died)) + len(ask(service, *listing, "--from", died)) == 45
+    assert ask(service, "dead", "replay", "--endpoint", endpoint["id"], "--rate", "1000") == [{"replayed": 45}]
+
+
 def test_dead_letters_are_listed_replayed_and_purged(service: Served, receiver: ReceiverProcess) -> None:
     """At 3 a.m. this is the command that matters."""
     (endpoint,) = ask(
@@ -188,6 +217,7 @@ def test_dead_letters_are_listed_replayed_and_purged(service: Served, receiver: 
     until(service, *listing, holds=bool)
     assert ask(service, "dead", "purge", "--endpoint", endpoint["id"]) == [{"purged": 1}]
     assert run("dead", "purge", "--url", service.url).exit_code == 2
+    assert run("dead", "export", "--url", service.url, "--from", "yesterday").exit_code == 2
     assert run("dead", "replay", "--url", service.url).exit_code == 2
 
 

@@ -37,6 +37,8 @@ DEFAULT_WINDOW: Final = 4 * 86_400.0
 """Seconds from acceptance within which a delivery is tried."""
 
 
+DISABLE_AFTER: Final = 5 * 86_400.0
+"""Seconds of nothing but failed attempts after which an endpoint is disabled: a delivery window and a day's slack."""
 RESERVED_TYPES: Final = "gatepost."
 """Event types of Gatepost's own begin so: what a tenant's operational endpoints hear about its endpoints and events."""
 

@@ -20,7 +20,7 @@ from gatepost.clock import SYSTEM_CLOCK, SYSTEM_ENTROPY, Clock, Entropy
 from gatepost.delivery.attempt import Attempt
 from gatepost.delivery.ids import EVENT, IdSource, encode_id
 from gatepost.delivery.policy import ClientPolicy
-from gatepost.delivery.records import Endpoint, Receipt
+from gatepost.delivery.records import DISABLE_AFTER, Endpoint, Receipt
 from gatepost.dispatch import head_holds
 from gatepost.dispatch.attempt import AttemptRunner
 from gatepost.dispatch.bodies import BYTES_MAX, Bodies
@@ -45,11 +45,12 @@ from gatepost.dispatch.scheduler import LaneScheduler, SchedulerStatistics
 from gatepost.dispatch.settle import Result, SettleBuffer
 from gatepost.dispatch.share import WEIGHT_MAX
 from gatepost.dispatch.store_time import StoreTime
-from gatepost.dispatch.streaks import DISABLE_AFTER, Streaks
+from gatepost.dispatch.streaks import Streaks
 from gatepost.dispatch.strict import check_ordered, doubt_of
 from gatepost.dispatch.supervisor import Supervisor
 from gatepost.dispatch.tasks import TaskSet
 from gatepost.dispatch.tenant_limits import TenantLimiter
+from gatepost.dispatch.tenants import Tenants
 from gatepost.dispatch.worker import Worker, WorkerCounts
 from gatepost.errors import ConfigurationError, Overloaded, StoreError
 from gatepost.net.client import DispatchClient

@@ -7,7 +7,8 @@ starting first, and what is added is announced to the queue in memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from dataclasses import replace
+from typing import Final, NamedTuple
 
 from gatepost.delivery.ids import DELIVERY, ENDPOINT, decode_id, encode_id
 from gatepost.dispatch.keeper import Keeper
@@ -24,6 +25,21 @@ REPLAY_RATE: Final = 50.0
 REPLAY_RATE_MIN: Final = 0.001
 """One in a quarter of an hour: with less, letters would wait for years where nobody looks for them."""
 REPLAY_RATE_MAX: Final = 10_000.0
+AHEAD_MAX_US: Final = 30 * 86_400 * 1_000_000
+"""Microseconds ahead that a portion of a replay may begin: as far as an event may be scheduled."""
+
+
+class Replayed(NamedTuple):
+    """What one portion of a replay moved."""
+
+    moved: int
+    next_due: int
+    """When the next portion may begin for the rate to hold, in UTC microseconds."""
+    died_before: int
+    """Later deaths are left alone: letters that die again during a replay must not be taken twice."""
+    more: bool
+    """There may be more that match."""
+
 
 StoreTime = Callable[[], int]
 Registered = Callable[[int], bool]
@@ -146,6 +162,21 @@ class DeadLetters:
         Raises `NotFound` when `where` names an endpoint that is gone. Letters of endpoints that are gone, where it names none,
         end as dead letters again.
         """
+        count, due = 0, None
+        while True:
+            portion = await self.replay_some(where, rate, not_before=due, limit=REPLAY_CHUNK)
+            count += portion.moved
+            if not portion.more:
+                return count
+            where, due = replace(where, died_before=portion.died_before), portion.next_due
+
+    async def replay_some(
+        self, where: DeadFilter, rate: float = REPLAY_RATE, *, not_before: int | None = None, limit: int = REPLAY_CHUNK
+    ) -> Replayed:
+        """A portion of `replay`: up to `limit` letters, the first of them due at `not_before` (UTC microseconds) or now.
+
+        Go on with `died_before` and `next_due` of the portion before. Raises as `replay`.
+        """
         if where.endpoint is not None:
             _check_registered(where.endpoint, self._registered)
         if not REPLAY_RATE_MIN <= rate <= REPLAY_RATE_MAX:
@@ -153,30 +184,32 @@ class DeadLetters:
                 f"rate={rate}: write deliveries per second, {REPLAY_RATE_MIN:g} to {REPLAY_RATE_MAX:.0f}"
             )
         spacing = round(1_000_000 / rate)
-        due = self._store_time()
-        # Letters that die again while the replay runs must not be taken twice.
-        died_before = min(where.died_before or due, due)
-        bounded = DeadFilter(
-            where.tenant, where.endpoint, where.event_type, where.why, where.delivery_id, where.died_from, died_before
-        )
+        now = self._store_time()
+        due = max(now, min(not_before or now, now + AHEAD_MAX_US))
+        died_before = min(where.died_before or now, now)
+        bounded = replace(where, died_before=died_before)
         count = 0
-        while True:
-            moved = await self._store.replay(bounded, due, spacing, REPLAY_CHUNK)
+        while count < limit:
+            chunk = min(REPLAY_CHUNK, limit - count)
+            moved = await self._store.replay(bounded, due, spacing, chunk)
             for part, lane, due_at in moved:
                 self._keeper.expect(part, lane, due_at)
             count += len(moved)
             due += spacing * len(moved)
-            if len(moved) < REPLAY_CHUNK:
-                return count
+            if len(moved) < chunk:
+                return Replayed(count, due, died_before, more=False)
+        return Replayed(count, due, died_before, more=True)
 
-    async def purge(self, where: DeadFilter) -> int:
-        """Delete them for good; returns how many."""
+    async def purge(self, where: DeadFilter, limit: int | None = None) -> int:
+        """Delete them for good, `limit` at most; returns how many."""
         count = 0
-        while True:
-            gone = await self._store.purge_dead(where, PURGE_CHUNK)
+        while limit is None or count < limit:
+            chunk = PURGE_CHUNK if limit is None else min(PURGE_CHUNK, limit - count)
+            gone = await self._store.purge_dead(where, chunk)
             count += gone
-            if gone < PURGE_CHUNK:
-                return count
+            if gone < chunk:
+                break
+        return count
 
 
 def _check_registered(endpoint: int, registered: Registered) -> None:

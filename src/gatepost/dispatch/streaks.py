@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from gatepost.delivery.records import DISABLE_AFTER
 from gatepost.dispatch.catalogue import Catalogue, Listed
 from gatepost.dispatch.endpoint_memory import EndpointMemory
 
-DISABLE_AFTER: Final = 5 * 86_400.0
-"""Seconds of nothing but failures: a delivery window (4 days) and a weekend's slack."""
 DISABLE_ATTEMPTS_MIN: Final = 10
 """Attempts a streak must have: two failures a week apart say little."""
 FAILING: Final = "failing"

@@ -353,5 +353,6 @@ def _dispatcher_settings(settings: Settings, place: Place, address: str) -> Disp
         max_payload=settings.max_payload,
         publish_timeout=settings.publish_timeout,
         grace=settings.grace,
+        disable_after=settings.disable_after,
         retention=settings.retention,
     )

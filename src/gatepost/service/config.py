@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from gatepost.delivery.policy import ClientPolicy
-from gatepost.delivery.records import DEFAULT_WINDOW, Secret
+from gatepost.delivery.records import DEFAULT_WINDOW, DISABLE_AFTER, Secret
 from gatepost.dispatch.share import WEIGHT_MAX
 from gatepost.errors import ConfigurationError
 from gatepost.net.proxy import ProxyConfig
@@ -102,6 +102,8 @@ class Settings:
     bound otherwise. `load_settings` sets it unless `policy.max_per_host` is given."""
     shutdown_grace: float | None = None
     """Seconds; None: the attempt budget of `policy`."""
+    disable_after: float = DISABLE_AFTER
+    """Seconds of nothing but failed attempts after which an endpoint is disabled; 0: never."""
     max_payload: int = 1_048_576
     publish_timeout: float = 5.0
     max_loop_lag: float = 0.1
@@ -158,6 +160,7 @@ def load_settings(
         proxy=_proxy(given),
         slots=slots,
         auto_host_cap="policy.max_per_host" not in given,
+        disable_after=_not_negative("dispatch.disable_after", _get(given, "dispatch.disable_after")),
         shutdown_grace=None if grace is None else _positive("dispatch.shutdown_grace", grace),
         max_payload=_positive("ingest.max_payload", _get(given, "ingest.max_payload")),
         publish_timeout=_positive("ingest.publish_timeout", _get(given, "ingest.publish_timeout")),
@@ -333,6 +336,12 @@ def _get(given: Mapping[str, Given], path: str) -> Any:
 def _positive(name: str, value: Any) -> Any:
     if not value > 0:
         raise ConfigurationError(f"{name}={value}: write a number above 0")
+    return value
+
+
+def _not_negative(name: str, value: Any) -> Any:
+    if not value >= 0:
+        raise ConfigurationError(f"{name}={value}: write a number, or 0 for never")
     return value
 
 

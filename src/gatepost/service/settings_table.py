@@ -14,6 +14,7 @@ from enum import Enum, auto
 from typing import Any, Final
 
 from gatepost.delivery.policy import ClientPolicy
+from gatepost.delivery.records import DISABLE_AFTER
 from gatepost.store.rows import Retention
 from gatepost.wire.egress import EgressPolicy
 
@@ -142,6 +143,12 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     ),
     Setting("dispatch.slots", Kind.COUNT, None, "Attempts in flight at once."),
     Setting("dispatch.shutdown_grace", Kind.SECONDS, None, "How long a drain waits for attempts in flight."),
+    Setting(
+        "dispatch.disable_after",
+        Kind.SECONDS,
+        DISABLE_AFTER,
+        "An endpoint whose attempts have all failed for so long is disabled; 0: never.",
+    ),
     Setting(
         "fleet.processes", Kind.COUNT, 1, "Processes of `gatepost serve` on this machine; above 1 needs PostgreSQL."
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query
 
@@ -20,10 +20,14 @@ from gatepost.service.api.context import (
     read_filter_id,
     read_id,
 )
-from gatepost.service.api.models import DeadReplay, DeadSelection
+from gatepost.service.api.models import DeadPurge, DeadReplay, DeadSelection
 from gatepost.service.api.problems import Problem, not_found
-from gatepost.service.api.views import dead_view
+from gatepost.service.api.views import dead_view, exact_time
 from gatepost.store.rows import DeadFilter
+
+PAYLOADS_MAX: Final = 20
+"""Letters with payloads in one page: at most 20 MiB by the default limit of a payload."""
+PORTION_MAX: Final = 100_000
 
 router = APIRouter(prefix="/v1", tags=["dead letters"])
 
@@ -36,13 +40,30 @@ async def list_dead_letters(
     endpoint_id: Annotated[str | None, Query()] = None,
     event_type: Annotated[str | None, Query()] = None,
     why: Annotated[str | None, Query()] = None,
+    died_from: Annotated[datetime | None, Query()] = None,
+    died_before: Annotated[datetime | None, Query()] = None,
+    payload: Annotated[bool, Query(description="With payload_base64; then at most 20 a page.")] = False,
     after: AfterQuery = None,
     limit: LimitQuery = 100,
 ) -> dict[str, Any]:
-    """Dead letters, newest first, without their payloads."""
-    selection = DeadSelection(tenant=tenant, endpoint_id=endpoint_id, event_type=event_type, why=why)
+    """Dead letters, newest first, without their payloads unless asked for."""
+    selection = DeadSelection(
+        tenant=tenant,
+        endpoint_id=endpoint_id,
+        event_type=event_type,
+        why=why,
+        died_from=died_from,
+        died_before=died_before,
+    )
+    limit = min(limit, PAYLOADS_MAX) if payload else limit
     page = await service.store.dead_letters(_filter(caller, selection), after, limit)
-    return page_view([dead_view(letter) for letter in page.items], page.next)
+    views = [dead_view(letter) for letter in page.items]
+    if payload:
+        for view, listed in zip(views, page.items, strict=True):
+            letter = await service.store.dead_letter(listed.delivery_id)
+            # One that was replayed or purged this moment is shown as it was listed.
+            view["payload_base64"] = None if letter is None else _base64(letter.body)
+    return page_view(views, page.next)
 
 
 @router.get("/dead-letters/{delivery_id}")
@@ -52,27 +73,48 @@ async def get_dead_letter(service: ServiceDep, caller: CallerDep, delivery_id: s
     if letter is None:
         raise not_found()
     caller.check_sees(letter.tenant)
-    return {**dead_view(letter), "payload_base64": base64.b64encode(letter.body).decode()}
+    return {**dead_view(letter), "payload_base64": _base64(letter.body)}
 
 
 @router.post("/dead-letters:replay", status_code=202)
-async def replay_dead_letters(service: ServiceDep, caller: CallerDep, body: DeadReplay) -> dict[str, int]:
+async def replay_dead_letters(service: ServiceDep, caller: CallerDep, body: DeadReplay) -> dict[str, Any]:
     """Deliver dead letters again, with new windows and the same ids, their starts spread to at most `rate` a second."""
     where = _filter(caller, body)
-    replayed = await service.dispatcher.dead_letters.replay(where, rate=body.rate)
+    letters = service.dispatcher.dead_letters
+    if body.limit is None and body.not_before is None:
+        replayed = await letters.replay(where, rate=body.rate)
+        answer: dict[str, Any] = {"replayed": replayed}
+    else:
+        portion = await letters.replay_some(
+            where,
+            body.rate,
+            not_before=_micros("not_before", body.not_before),
+            limit=PORTION_MAX if body.limit is None else body.limit,
+        )
+        replayed = portion.moved
+        answer = {
+            "replayed": replayed,
+            "more": portion.more,
+            "next_at": exact_time(portion.next_due),
+            "died_before": exact_time(portion.died_before),
+        }
     await service.audit(caller, "dead_letter.replay", body.endpoint_id or "*", where.tenant, str(replayed))
-    return {"replayed": replayed}
+    return answer
 
 
 @router.post("/dead-letters:purge")
-async def purge_dead_letters(service: ServiceDep, caller: CallerDep, body: DeadSelection) -> dict[str, int]:
+async def purge_dead_letters(service: ServiceDep, caller: CallerDep, body: DeadPurge) -> dict[str, Any]:
     """Delete dead letters for good. At least one condition must be given."""
-    if body == DeadSelection():
+    if body.model_copy(update={"limit": None}) == DeadPurge(limit=None):
         raise Problem("invalid_request", "write at least one condition; tenant alone deletes all of a tenant's")
     where = _filter(caller, body)
-    purged = await service.dispatcher.dead_letters.purge(where)
+    purged = await service.dispatcher.dead_letters.purge(where, body.limit)
     await service.audit(caller, "dead_letter.purge", body.endpoint_id or "*", where.tenant, str(purged))
-    return {"purged": purged}
+    return {"purged": purged} if body.limit is None else {"purged": purged, "more": purged == body.limit}
+
+
+def _base64(body: bytes) -> str:
+    return base64.b64encode(body).decode()
 
 
 def _filter(caller: Caller, body: DeadSelection) -> DeadFilter:

@@ -39,6 +39,9 @@ class EndpointFields(Body):
     rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None, description="Attempts started per second."
     )
+    disable_after: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
+        None, description="Seconds of nothing but failed attempts after which it is disabled; 0: never."
+    )
     limits: dict[str, float] | None = Field(None, description="Limits of an attempt, such as read_timeout, in seconds.")
     deduplicates: bool | None = Field(None, description="The receiver drops repeated webhook-ids.")
     ca_pem: Pem | None = Field(None, description="Certificates trusted instead of the public authorities.")
@@ -119,7 +122,21 @@ class DeadSelection(Body):
     died_before: datetime | None = None
 
 
+PortionSize = Annotated[int, Field(ge=1, le=100_000)]
+
+
 class DeadReplay(DeadSelection):
     """Dead letters to deliver again, at most `rate` a second."""
 
     rate: Annotated[float, Field(gt=0, le=10_000, allow_inf_nan=False)] = 50.0
+    limit: PortionSize | None = Field(
+        None,
+        description="At most so many in this call; go on with next_at as not_before, and died_before, of the answer.",
+    )
+    not_before: datetime | None = Field(None, description="When the first of them is due; absent: now.")
+
+
+class DeadPurge(DeadSelection):
+    """Dead letters to delete."""
+
+    limit: PortionSize | None = Field(None, description="At most so many in this call.")

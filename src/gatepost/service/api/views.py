@@ -11,6 +11,7 @@ from typing import Any
 
 from gatepost.delivery.ids import DELIVERY, ENDPOINT, EVENT, encode_id
 from gatepost.delivery.records import ApiKey, Endpoint, EndpointSecret, Tenant
+from gatepost.dispatch.tenants import PurgeReceipt
 from gatepost.store.port import AuditEntry
 from gatepost.store.rows import AttemptRow, DeadLetter, DeliveryInfo
 
@@ -24,6 +25,11 @@ def time_text(at_us: int | None) -> str | None:
     if at_us is None:
         return None
     return datetime.fromtimestamp(at_us / 1e6, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def exact_time(at_us: int) -> str:
+    """UTC microseconds as RFC 3339, to the microsecond: for instants that a caller hands back."""
+    return datetime.fromtimestamp(at_us / 1e6, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def endpoint_view(endpoint: Endpoint, *, reveal: bool = False) -> dict[str, Any]:
@@ -46,6 +52,7 @@ def endpoint_view(endpoint: Endpoint, *, reveal: bool = False) -> dict[str, Any]
         "status_rules": dict(endpoint.status_rules),
         "concurrency": endpoint.concurrency,
         "rate": endpoint.rate,
+        "disable_after": endpoint.disable_after,
         "limits": dict(endpoint.limits),
         "deduplicates": endpoint.deduplicates,
         "ca_pem": endpoint.ca_pem,
@@ -67,6 +74,19 @@ def _secret_view(secret: EndpointSecret) -> dict[str, Any]:
     }
 
 
+def purge_view(receipt: PurgeReceipt) -> dict[str, Any]:
+    """The receipt of an erased tenant. Times are exact, since the digest is over them."""
+    return {
+        "state": "erased",
+        "tenant": receipt.tenant,
+        "started_at": exact_time(receipt.started_at),
+        "finished_at": exact_time(receipt.finished_at),
+        "erased": dict(receipt.erased),
+        "resumed": receipt.resumed,
+        "digest": receipt.digest,
+    }
+
+
 def tenant_view(tenant: Tenant) -> dict[str, Any]:
     """A tenant."""
     limits = tenant.limits
@@ -74,6 +94,7 @@ def tenant_view(tenant: Tenant) -> dict[str, Any]:
         "name": tenant.name,
         "created_at": time_text(tenant.created_at),
         "generation": tenant.generation,
+        "stopped_at": time_text(tenant.stopped_at),
         "limits": {
             "events_per_second": limits.events_per_second,
             "bytes_per_second": limits.bytes_per_second,

@@ -24,6 +24,9 @@ Rules = Annotated[
 Schedule = Annotated[str | None, typer.Option(help="Seconds before each attempt, separated by commas.")]
 Concurrency = Annotated[int | None, typer.Option(help="Attempts in flight at once.")]
 Rate = Annotated[float | None, typer.Option(help="Attempts started per second.")]
+DisableAfter = Annotated[
+    float | None, typer.Option(help="Seconds of nothing but failures after which it is disabled; 0: never.")
+]
 Window = Annotated[float | None, typer.Option(help="Seconds within which a delivery is tried.")]
 CaFile = Annotated[Path | None, typer.Option("--ca-file", help="PEM file of the authority to trust instead.")]
 ClientCert = Annotated[Path | None, typer.Option("--client-cert", help="PEM file of a client certificate.")]
@@ -43,6 +46,7 @@ def create(
     status_rule: Rules = None,
     concurrency: Concurrency = None,
     rate: Rate = None,
+    disable_after: DisableAfter = None,
     limit: Limits = None,
     ca_file: CaFile = None,
     client_cert: ClientCert = None,
@@ -57,7 +61,9 @@ def create(
     as_json: JsonFlag = False,
 ) -> None:
     """Register a destination and print its signing secret, this once."""
-    fields = _fields(event_type, description, header, schedule, window, status_rule, concurrency, rate, limit)
+    fields = _fields(
+        event_type, description, header, schedule, window, status_rule, concurrency, rate, disable_after, limit
+    )
     fields |= _tls_fields(ca_file, client_cert, client_key, no_probe)
     body = {"url": destination, "tenant": tenant, "secret": secret, **fields}
     answer = _client(url, api_key).call(
@@ -114,6 +120,7 @@ def update(
     status_rule: Rules = None,
     concurrency: Concurrency = None,
     rate: Rate = None,
+    disable_after: DisableAfter = None,
     limit: Limits = None,
     ca_file: CaFile = None,
     client_cert: ClientCert = None,
@@ -124,7 +131,9 @@ def update(
     as_json: JsonFlag = False,
 ) -> None:
     """Change the given fields."""
-    changes = _fields(event_type, description, header, schedule, window, status_rule, concurrency, rate, limit)
+    changes = _fields(
+        event_type, description, header, schedule, window, status_rule, concurrency, rate, disable_after, limit
+    )
     changes |= _tls_fields(ca_file, client_cert, client_key, no_probe)
     if destination is not None:
         changes["url"] = destination
@@ -198,6 +207,7 @@ def _fields(
     status_rule: list[str] | None,
     concurrency: int | None,
     rate: float | None,
+    disable_after: float | None,
     limit: list[str] | None,
 ) -> dict[str, Any]:
     fields: dict[str, Any] = {
@@ -209,6 +219,7 @@ def _fields(
         "status_rules": dict(_pair("--status-rule", text) for text in status_rule) if status_rule else None,
         "concurrency": concurrency,
         "rate": rate,
+        "disable_after": disable_after,
         "limits": {name: _number(name, text) for name, text in (_pair("--limit", text) for text in limit)}
         if limit
         else None,

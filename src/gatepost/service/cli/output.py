@@ -23,8 +23,13 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON (ASCII) for p
 
 def print_json(value: object) -> None:
     """One JSON document, on one line."""
-    sys.stdout.write(json.dumps(value, default=str) + "\n")
+    sys.stdout.write(json_line(value))
     sys.stdout.flush()
+
+
+def json_line(value: object) -> str:
+    """One JSON document as a line of ASCII."""
+    return json.dumps(value, default=str) + "\n"
 
 
 def print_line(text: str) -> None:
