@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,8 @@ from gatepost.testing.receiver import Receiver
 from tests.fleet.outbox_drivers import database
 from tests.fleet.test_outbox_sqlite import connect
 from tests.service.running import api, ok, until
+
+COMMAND = (sys.executable, "-m", "gatepost.service.cli")
 
 
 async def test_the_service_follows_the_outboxes_it_is_told(tmp_path: Path) -> None:
@@ -38,6 +43,20 @@ async def test_the_service_follows_the_outboxes_it_is_told(tmp_path: Path) -> No
 
         await until(delivered)
         await until(shown)
+        status = (await ok(service.client.get("/v1/fleet")))["here"]["outboxes"]
+        assert [(one["place"], one["state"], one["taken"]) for one in status] == [
+            (url, "following", 1),
+            (down, "failing", 0),
+        ]
+        printed = await asyncio.to_thread(
+            subprocess.run,
+            [*COMMAND, "status", "--url", service.running.url],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert f"outbox {url} following, 1 taken, 0 set aside\n" in printed.stdout, printed.stderr
 
 
 def test_outboxes_are_set_like_everything_else(tmp_path: Path) -> None:

@@ -173,8 +173,9 @@ class OutboxFollower:
         except (TypeError, ValueError) as error:
             self._set_aside(verdict, event.event_id, str(event.tenant), "invalid_event", str(error))
             return False
-        if not now - FRESH_US < id_time_us(event.event_id) < now + AHEAD_US:
-            self._renumber(verdict, event, "its id is too old, or ahead of the clock")
+        times = (id_time_us(event.event_id), event.created_at)
+        if not all(now - FRESH_US < time < now + AHEAD_US for time in times):
+            self._renumber(verdict, event, "its id or created_at is too old, or ahead of the clock")
             return False
         try:
             await self._admit(event.tenant, len(event.body))

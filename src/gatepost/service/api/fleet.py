@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
@@ -43,6 +44,8 @@ async def fleet(service: ServiceDep, caller: CallerDep, endpoint_id: EndpointQue
             "seconds_until_fenced": round(statistics.lease_seconds_left, 3),
             "lag": round(service.dispatcher.lag_seconds(), 3),
             "clock_skew": round(statistics.clock_skew, 3),
+            # Only the owner of part 0 follows; elsewhere they are idle.
+            "outboxes": [asdict(status) for status in statistics.outboxes],
         },
     }
     number = read_filter_id("endpoint_id", ENDPOINT, endpoint_id)

@@ -29,6 +29,11 @@ def status(
     parts, here = document["parts"], document["here"]
     print_line(f"{parts['all']} parts, {parts['free']} free; shortest lease {parts['shortest_lease']:g} s")
     print_line(f"{document['answered_by']}: lag {here['lag']:g} s, clock {here['clock_skew']:+g} s to the store's")
+    for outbox in here["outboxes"]:
+        error = "" if outbox["error"] is None else f": {outbox['error']}"
+        print_line(
+            f"outbox {outbox['place']} {outbox['state']}, {outbox['taken']} taken, {outbox['set_aside']} set aside{error}"
+        )
     if "endpoint" in document:
         print_fields(document["endpoint"])
     raise typer.Exit(DONE if whole else NOT)

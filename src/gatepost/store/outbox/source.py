@@ -76,8 +76,9 @@ class OutboxSource(Protocol):
     async def take(self, body_max: int, without: Collection[str], judge: Judge) -> bool:
         """Show `judge` the oldest waiting rows, except those of tenants in `without`, and do as it says.
 
-        True: look again at once. Raises `OutboxUnavailable`, `ConfigurationError` when the table is missing, and what `judge`
-        raises; then the rows stay. When the end cannot be recorded they stay too, and are shown again.
+        True: look again at once, for something was done and there may be more. Raises `OutboxUnavailable`, also when the table
+        is missing, and what `judge` raises; then the rows stay. When the end cannot be recorded they stay too, and are shown
+        again.
         """
         ...
 

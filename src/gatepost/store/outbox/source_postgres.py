@@ -86,9 +86,11 @@ class PostgresSource:
         ids, oversized, more = portion([(row[0], row[1], row[2]) for row in sizes], body_max)
         rows = await connection.fetch(_READ, ids) if ids else []
         look = Look([_event(row) for row in rows], oversized, more)
-        if look:
-            await self._put_away(connection, await judge(look))
-        return more
+        if not look:
+            return False
+        verdict = await judge(look)
+        await self._put_away(connection, verdict)
+        return more and bool(verdict)
 
     async def _put_away(self, connection: asyncpg.Connection[Any], verdict: Verdict) -> None:
         if verdict.done:

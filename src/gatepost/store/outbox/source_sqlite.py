@@ -73,7 +73,7 @@ class SqliteSource:
         self._unrecorded.aside += verdict.aside
         self._unrecorded.renumbered += verdict.renumbered
         await self._run(self._record)
-        return look.more
+        return look.more and bool(verdict)
 
     async def sweep(self, before_us: int) -> bool:
         """Some rows that were put away long ago."""
