@@ -50,7 +50,6 @@ from gatepost.dispatch.strict import check_ordered, doubt_of
 from gatepost.dispatch.supervisor import Supervisor
 from gatepost.dispatch.tasks import TaskSet
 from gatepost.dispatch.tenant_limits import TenantLimiter
-from gatepost.dispatch.tenants import Tenants
 from gatepost.dispatch.worker import Worker, WorkerCounts
 from gatepost.errors import ConfigurationError, Overloaded, StoreError
 from gatepost.net.client import DispatchClient
