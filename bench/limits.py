@@ -247,7 +247,7 @@ def memory_cost(endpoints: int) -> dict[str, float]:
     ok = Facts(Sign.OK, 0.2, True, False)
     for number, host in enumerate(hosts):
         limits.load({1 << 40 | number: state})
-        for place in range(40):
+        for place in range(5):
             limits.finished(limits.started(1 << 40 | number, host, rules, now + place), ok, now + place, 0.5)
         for place in range(3):
             limits.started(1 << 40 | number, host, rules, now + place)
@@ -281,7 +281,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         floods = flood_runs(seeds)
         tick("cost")
         cost = observation_cost(3 if arguments.quick else 15)
-        memory = memory_cost(500 if arguments.quick else 5_000)
+        memory = memory_cost(5_000 if arguments.quick else 50_000)
     kept: list[dict[str, Any]] = []
     for promise in PROMISES:
         worst = max(promise.value(result) for result in runs[promise.scenario]["ours"])

@@ -189,6 +189,20 @@ def test_it_falls_in_steps_and_rises_at_once() -> None:
     assert timeout.value == pytest.approx(12.5)
 
 
+def test_it_does_not_fall_below_what_was_answered_lately() -> None:
+    """A window that happens to hold two slow calls instead of nine must not cut off the next one."""
+    timeout = taught(0.2, 300)
+    for number in range(300):
+        timeout.succeeded(5.0 if number % 30 == 0 else 0.2, NOW, THIRD_PARTY)
+    assert timeout.value == pytest.approx(12.5)
+    for _ in range(265):
+        timeout.succeeded(0.2, NOW, THIRD_PARTY)
+    assert timeout.value == pytest.approx(7.5)
+    for _ in range(200):
+        timeout.succeeded(0.2, NOW, THIRD_PARTY)
+    assert timeout.value == 3.0
+
+
 def test_trifles_are_not_applied() -> None:
     """A value that flutters would recycle decisions for nothing."""
     timeout = taught(2.0, 300)

@@ -43,7 +43,7 @@ def test_quantiles_of_censored_samples_follow_kaplan_and_meier(
 def test_the_p99_of_three_hundred_is_the_297th() -> None:
     """Exact: the sampling error of 300 is large enough without another."""
     summary = filled(list(range(300, 0, -1))).summary(NOW)
-    assert summary == (300, 0.150, 0.297, 0.300)
+    assert summary == (300, 0.150, 0.297, 0.300, 0.300)
 
 
 @given(st.lists(st.tuples(st.integers(0, LONGEST_MS), st.booleans()), max_size=700))
@@ -89,7 +89,7 @@ def test_yesterdays_samples_are_dropped_by_blocks() -> None:
     summary = ring.summary(NOW + 30 * HOUR)
     # 24 of the new ones share a block with the last 8 of the old.
     assert (summary.samples, summary.largest) == (48, 5.0)
-    assert ring.summary(NOW + 60 * HOUR) == (0, None, None, 0.0)
+    assert ring.summary(NOW + 60 * HOUR) == (0, None, None, 0.0, 0.0)
     assert ring.quantile(0.5, NOW) is None
 
 

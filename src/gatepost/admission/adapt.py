@@ -181,7 +181,7 @@ class AdaptiveTimeout:
         if self._pending:
             for waited in self._pending:
                 ring.add(waited, now, censored=True)
-            self._since += len(self._pending)
+            self._since = RECOMPUTE_EVERY  # do not let more of them be cut off before looking
             self._pending = ()
         ring.add(seconds, now)
         if self.own < 255:
@@ -315,12 +315,12 @@ class AdaptiveTimeout:
         self._since = 0
         if rules.mode is AdaptMode.OFF:
             return
-        count, p50, p99, largest = self.ring.summary(now)
+        count, p50, p99, largest, slowest = self.ring.summary(now)
         self.p50, self.p99 = p50 or 0.0, p99 or 0.0
         if count < rules.record_from:
             return
         if p99 is not None:
-            self._move(rules.clamp(rules.factor * p99), now, rules)
+            self._move(rules.clamp(rules.factor * p99), rules.clamp(GROWTH * slowest), now, rules)
         elif now >= self._growth_from:
             old = self.value or rules.floor
             grown = min(rules.ceiling, max(old, GROWTH * largest))
@@ -329,15 +329,22 @@ class AdaptiveTimeout:
                     self._before, self._answered, self._cut_off = old, 0, 0
                 self._set(grown, now)
 
-    def _move(self, target: float, now: int, rules: AdaptRules) -> None:
-        """Towards what the p99 asks for: up at once, down in steps, not at all for a trifle unless it is the last step."""
+    def _move(self, target: float, kept: float, now: int, rules: AdaptRules) -> None:
+        """Towards what the p99 asks for: up at once, down in steps, not at all for a trifle unless it is the last step.
+
+        It does not fall below `kept`, which has room for every answer in the ring: with three slow calls in a hundred, one
+        window of 300 in two hundred has too few of them to reach the p99, and falling for it would cut off the next ones.
+        """
         value = self.value
         if not value:
             self._set(target, now)
-        elif target > value:
+            return
+        if target > value:
             if target > value * (1 + TOLERANCE) or target == rules.ceiling:
                 self._set(target, now)
-        elif target < value * (1 - TOLERANCE) or (target < value and target == rules.floor):
+            return
+        target = min(value, max(target, kept))
+        if target < value * (1 - TOLERANCE) or (target < value and target == rules.floor):
             self._set(max(target, value * (1 - FALL_MAX)), now)
             self.rebased = False
 

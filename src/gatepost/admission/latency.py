@@ -45,6 +45,8 @@ class Summary(NamedTuple):
     p99: float | None
     largest: float
     """The longest sample, cut off or not; 0.0 without samples."""
+    slowest: float
+    """The longest one that was answered; 0.0 without any."""
 
 
 class LatencyRing:
@@ -109,14 +111,16 @@ class LatencyRing:
         """Median, p99 and the largest, after dropping what is too old. O(n log n): ask once in twenty samples."""
         self._drop_old(now)
         if not self.count:
-            return Summary(0, None, None, 0.0)
+            return Summary(0, None, None, 0.0, 0.0)
         codes = sorted(self._data[: self.count])
         if codes[-1] < CENSORED:
             half, most = (_rank(share, self.count) for share in (0.5, 0.99))
-            return Summary(self.count, codes[half] / 1000.0, codes[most] / 1000.0, codes[-1] / 1000.0)
+            longest = codes[-1] / 1000.0
+            return Summary(self.count, codes[half] / 1000.0, codes[most] / 1000.0, longest, longest)
         ordered = sorted([(code & LONGEST_MS, code >= CENSORED) for code in codes])
         p50, p99 = kaplan_meier(ordered, (0.5, 0.99))
-        return Summary(self.count, _seconds(p50), _seconds(p99), ordered[-1][0] / 1000.0)
+        slowest = next((value for value, censored in reversed(ordered) if not censored), 0)
+        return Summary(self.count, _seconds(p50), _seconds(p99), ordered[-1][0] / 1000.0, slowest / 1000.0)
 
     def quantile(self, share: float, now: int) -> float | None:
         """The time within which `share` of the calls end, or None when that is not identifiable (or nothing is known)."""
