@@ -12,6 +12,7 @@ import os
 import random
 import sys
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -141,6 +142,7 @@ class Load:
         self._rate = rate
         self._random = random.Random(7)
         self._ahead: dict[tuple[int, int], int] = {}
+        self._turns: dict[tuple[int, int], asyncio.Lock] = defaultdict(asyncio.Lock)
         self._numbers = itertools.count()
         self.published = Published()
 
@@ -161,14 +163,18 @@ class Load:
 
     async def _one(self, seq: int) -> None:
         endpoint = self._random.randrange(ENDPOINTS)
-        key, ahead, place = None, None, None
-        if endpoint < ORDERED:
-            place = (endpoint, self._random.randrange(KEYS))
-            key, ahead = f"k{place[1]}", self._ahead.get(place)
-        body = {"seq": seq, "ahead": ahead}
-        if place is not None:
+        if endpoint >= ORDERED:
+            await self._publish_once_or_twice(seq, endpoint, {"seq": seq}, None)
+            return
+        place = (endpoint, self._random.randrange(KEYS))
+        # The order of a key's events is that in which they were accepted: a producer waits for one before it sends the next.
+        async with self._turns[place]:
+            body = {"seq": seq, "ahead": self._ahead.get(place)}
+            await self._publish_once_or_twice(seq, endpoint, body, f"k{place[1]}")
             self._ahead[place] = seq
-        twice = self._random.random() < TWICE and place is None
+
+    async def _publish_once_or_twice(self, seq: int, endpoint: int, body: dict[str, Any], key: str | None) -> None:
+        twice = self._random.random() < TWICE
         answers = await asyncio.gather(
             *(self._publish(one, seq, endpoint, body, key) for one in self._publishers[: 2 if twice else 1])
         )
