@@ -162,7 +162,8 @@ class _AnyioCut:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
         self.owner = None
-        return bool(self._scope.__exit__(kind, error, traceback))
+        swallows = bool(self._scope.__exit__(kind, error, traceback))
+        return swallows and kind is not None  # trio also "swallows" a body that ended by itself
 
 
 def _anyio_cut(seconds: float, shielded: bool) -> Cut:
