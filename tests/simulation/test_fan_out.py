@@ -14,8 +14,9 @@ from gatepost.delivery.records import Endpoint, EndpointSecret, Secret
 from gatepost.dispatch.fan_out import PORTION
 from gatepost.dispatch.intake import BATCH_ROWS_MAX
 from gatepost.errors import StoreError
+from gatepost.store.memory import MemoryStore
 from gatepost.store.port import Store
-from gatepost.store.rows import DeliveryFilter, FanOut, OutboxEvent, Target
+from gatepost.store.rows import DeliveryFilter, FanOut, OutboxEvent, Target, part_of_tenant
 from gatepost.wire.signing import new_secret
 from tests.simulation.harness import Line, Simulation, simulate
 from tests.simulation.test_intake import Weighed
@@ -210,5 +211,53 @@ def test_an_event_of_a_publisher_is_fanned_out_in_portions_too() -> None:
             await quiet(sim)
             assert max(store.rows) <= BATCH_ROWS_MAX + 1
             assert received(sim) == Counter(endpoint.id for endpoint in endpoints)
+
+    simulate(main)
+
+
+def test_in_a_fleet_one_process_expands_and_each_delivers_its_parts() -> None:
+    """Wherever it was published; the owner of the cursor dies on the way, and the next one goes on."""
+
+    async def main(sim: Simulation) -> None:
+        shared = MemoryStore(sim.clock, parts=8)
+        sim.store = shared
+        endpoints = await register(sim, MANY)
+        lines = [Line(shared.peer()) for _ in range(2)]
+        async with sim.dispatcher(store=lines[0].as_store) as one, sim.dispatcher(store=lines[1].as_store) as two:
+            await asyncio.sleep(30)  # until both hold their share
+            assert one.statistics().parts == two.statistics().parts == 4
+            owner = part_of_tenant("big", 8)
+            first = 0 if owner in one._leases.epochs else 1
+            for line in lines:
+                line.cut_calls = {"extend"}
+            publisher = two if first == 0 else one
+            receipt = await publisher.publish("t", b"x", tenant="big")
+            assert receipt.deliveries == MANY
+            await asyncio.sleep(3)
+            lines[first].cut = True
+            lines[1 - first].cut_calls = set()
+            await asyncio.sleep(150)
+            assert await shared.fan_outs(range(8), 1) == []
+            page = await shared.deliveries(DeliveryFilter(tenant="big"), None, 10_000)
+            assert Counter(info.endpoint for info in page.items) == Counter(endpoint.number for endpoint in endpoints)
+            assert {info.state for info in page.items} == {"delivered"}
+
+    simulate(main)
+
+
+def test_in_a_fleet_one_key_is_one_event_whoever_publishes_it() -> None:
+    """I7 over processes: the store decides, not the process; all hear the same event id."""
+
+    async def main(sim: Simulation) -> None:
+        shared = MemoryStore(sim.clock, parts=8)
+        sim.store = shared
+        (endpoint,) = await register(sim, 1)
+        async with sim.dispatcher(store=shared.peer()) as one, sim.dispatcher(store=shared.peer()) as two:
+            calls = [gp.publish("t", b"x", tenant="big", idempotency_key="k") for gp in (one, two) * 10]
+            receipts = await asyncio.gather(*calls)
+            await asyncio.sleep(60)
+            assert len({receipt.event_id for receipt in receipts}) == 1
+            assert sum(not receipt.duplicate for receipt in receipts) == 1
+            assert len(sim.sent_to(endpoint)) == 1
 
     simulate(main)
