@@ -124,7 +124,7 @@ class Catalogue:
         listed = self._by_number.get(number)
         if listed is None:
             return None
-        return replace(listed.settings, open=False) if self.stopped(listed.endpoint.tenant) else listed.settings
+        return listed.settings._replace(open=False) if self.stopped(listed.endpoint.tenant) else listed.settings
 
     def tenant(self, name: str) -> Tenant | None:
         """A tenant's record, None when it never got one."""

@@ -50,6 +50,7 @@ from gatepost.dispatch.strict import check_ordered, doubt_of
 from gatepost.dispatch.supervisor import Supervisor
 from gatepost.dispatch.tasks import TaskSet
 from gatepost.dispatch.tenant_limits import TenantLimiter
+from gatepost.dispatch.tenants import Tenants
 from gatepost.dispatch.worker import Worker, WorkerCounts
 from gatepost.errors import ConfigurationError, Overloaded, StoreError
 from gatepost.net.client import DispatchClient
@@ -292,6 +293,9 @@ class Dispatcher:
         )
         self.deliveries: Final = Deliveries(store, self._worker, self._store_time, self._is_registered)
         self.dead_letters: Final = DeadLetters(store, self._worker, self._store_time, self._is_registered)
+        self.tenants: Final = Tenants(
+            store, self._catalogue, self._worker, self._store_time, client.policy.attempt_budget
+        )
 
     @classmethod
     def open(
@@ -555,6 +559,7 @@ class Dispatcher:
     async def aclose(self) -> None:
         """Drain, and store what was accepted. The store and the client are closed by whoever opened them."""
         self._loop = None
+        await self.tenants.aclose()
         await self._supervisor.aclose()
         if self._intake is not None:
             await self._intake.aclose()

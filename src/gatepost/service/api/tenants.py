@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
 
 from gatepost.delivery.records import Tenant, TenantLimits
 from gatepost.service.api.auth import key_record, new_key
 from gatepost.service.api.context import AfterQuery, CallerDep, LimitQuery, ServiceDep, page_view
 from gatepost.service.api.models import LimitsBody, NewKey, NewTenant, TenantChange
 from gatepost.service.api.problems import Problem, not_found
-from gatepost.service.api.views import key_view, tenant_view
+from gatepost.service.api.views import key_view, purge_view, tenant_view
+
+PURGE_PATIENCE: Final = 10.0
+"""Seconds until an erasure that goes on is answered with how far it is: below the limits of common load balancers."""
 
 router = APIRouter(prefix="/v1")
 
@@ -55,6 +59,24 @@ async def change_tenant(service: ServiceDep, caller: CallerDep, name: str, body:
     await service.store.put_tenant(changed)
     await service.audit(caller, "tenant.update", name, name)
     return tenant_view(changed)
+
+
+@router.delete("/tenants/{name}", tags=["tenants"])
+async def purge_tenant(service: ServiceDep, caller: CallerDep, name: str, response: Response) -> dict[str, Any]:
+    """Erase a tenant for good: payloads, deliveries, attempts, dead letters, endpoints with their secrets, API keys, its record.
+
+    It is stopped at once. 200 with a receipt when nothing is left; 202 while that lasts: ask again until 200.
+    """
+    caller.check_admin()
+    tenants = service.dispatcher.tenants
+    try:
+        async with asyncio.timeout(PURGE_PATIENCE):
+            receipt = await tenants.purge(name, actor=caller.actor)
+    except TimeoutError:
+        response.status_code = 202
+        return {"state": "erasing", "tenant": name, "erased": dict(tenants.progress(name))}
+    await service.keys.refresh()
+    return purge_view(receipt)
 
 
 @router.get("/api-keys", tags=["api keys"])

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from gatepost.service.cli.api_client import DEFAULT_URL, ApiClient, KeyOption, TenantOption, UrlOption, segment
-from gatepost.service.cli.output import JsonFlag, print_fields, print_json, print_line, print_table
+from gatepost.service.cli.output import NOT, JsonFlag, fail, print_fields, print_json, print_line, print_table
 
 tenants = typer.Typer(help="Create tenants and set their limits.", no_args_is_help=True)
 keys = typer.Typer(help="Make and revoke API keys.", no_args_is_help=True)
@@ -72,6 +73,33 @@ def limit(
     """Replace all limits of a tenant; what is not given becomes unlimited."""
     body = {"limits": _limits(events_per_second, bytes_per_second, backlog_rows, endpoints)}
     _print(ApiClient(url, api_key).call("PATCH", f"/v1/tenants/{segment(name)}", body), as_json)
+
+
+@tenants.command()
+def purge(
+    name: Name,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    url: UrlOption = DEFAULT_URL,
+    api_key: KeyOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Erase a tenant for good, with everything it ever sent, its secrets and its keys; prints the receipt. Repeat it when cut."""
+    if not yes:
+        typed = typer.prompt(f"Everything of tenant {name} will be erased. Type its name to go on", err=True)
+        if typed != name:
+            fail("nothing was erased: write the tenant's name, or --yes", NOT)
+    client = ApiClient(url, api_key, keep_alive=True)  # one connection: one process, whose receipt counts everything
+    try:
+        with Console(stderr=True).status(f"stopping {name}") as status:
+            while (answer := client.call("DELETE", f"/v1/tenants/{segment(name)}"))["state"] != "erased":
+                status.update(f"erasing {name}: {sum(answer['erased'].values())} rows so far")
+    finally:
+        client.close()
+    if as_json:
+        print_json(answer)
+    else:
+        erased = answer.pop("erased")
+        print_fields({**answer, **erased})
 
 
 @keys.command("create")
