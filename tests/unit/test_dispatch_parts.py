@@ -13,6 +13,7 @@ from gatepost.dispatch.bodies import Bodies
 from gatepost.dispatch.lanes import Kind, Lane
 from gatepost.dispatch.leases import BEAT, LEASE_MARGIN, LeaseKeeper
 from gatepost.dispatch.loop_lag import HELD_MIN, LATE_P99, TICK, WINDOW, LoopLag
+from gatepost.dispatch.maintenance import BUDGET_MAX, BUDGET_MIN, next_budget
 from gatepost.dispatch.notices import REMEMBERED_MAX, REPEAT_AFTER_US, Notices
 from gatepost.dispatch.round import SchedulerLimits, Start
 from gatepost.dispatch.scheduler import LaneScheduler
@@ -599,6 +600,24 @@ def test_a_loop_that_fails_starts_again(caplog: pytest.LogCaptureFixture) -> Non
 
 
 # --------------------------------------------------------------------------------------------------- loop lag
+
+
+def test_retention_takes_larger_portions_while_it_lags_and_smaller_ones_on_a_busy_disk() -> None:
+    """At 5,000 events a second a fixed small portion falls behind for ever; a fixed large one would stand before results."""
+    budgets = [BUDGET_MIN]
+    for more, seconds in (
+        (True, 0.02),
+        (True, 0.03),
+        (True, 0.06),
+        (True, 0.1),
+        (True, 0.4),
+        (True, 0.4),
+        (False, 0.1),
+    ):
+        budgets.append(next_budget(budgets[-1], more, seconds))
+    assert budgets == [500, 1_000, 2_000, 4_000, 4_000, 2_000, 1_000, 500]
+    assert next_budget(BUDGET_MIN, True, 9.0) == BUDGET_MIN
+    assert BUDGET_MAX == 4_000
 
 
 def test_a_late_loop_holds_attempts_where_they_are_but_leaves_room_for_a_few() -> None:
