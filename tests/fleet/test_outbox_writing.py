@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -187,3 +189,39 @@ def test_arguments_are_checked_before_anything_is_written() -> None:
         warnings.simplefilter("error")
         with pytest.raises(TypeError):
             publisher.publish_sync("a", b"x", connection=object())
+
+
+def test_no_library_is_loaded_for_being_recognised() -> None:
+    """A program on sqlite3 has no drivers of servers, and a connection is told apart by what is loaded already."""
+    program = """
+import sqlite3, sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"asyncpg", "psycopg", "sqlalchemy", "django"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Block())
+from gatepost import Dispatcher, Publisher
+from gatepost.errors import ConfigurationError
+from gatepost.store.outbox.schema import outbox_statements
+connection = sqlite3.connect(":memory:")
+for statement in outbox_statements("sqlite"):
+    connection.execute(statement)
+Publisher().publish_sync("a", {}, connection=connection)
+assert connection.execute("SELECT count(*) FROM gatepost_outbox").fetchone() == (1,)
+connection.close()
+for ask in (
+    lambda: Publisher().publish_sync("a", {}, connection=object()),
+    lambda: Dispatcher.open("memory://", outboxes=["postgresql://host/db"]),
+    lambda: Publisher.open_sync("postgresql://host/db").__enter__(),
+):
+    try:
+        ask()
+    except (TypeError, ConfigurationError) as error:
+        print(str(error).partition(": ")[2].partition(" (")[0])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout.splitlines() == [
+        "pass the connection that your transaction runs on",
+        "pip install 'gatepost[postgres]'",
+        "pip install 'psycopg[binary]'",
+    ], done.stderr

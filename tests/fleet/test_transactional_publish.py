@@ -57,6 +57,28 @@ async def test_every_driver_delivers_what_it_committed_and_nothing_else(dialect:
         assert gp.statistics().outboxes[0].taken == len(committed)
 
 
+async def test_a_dispatcher_takes_a_connection_too(tmp_path: Path) -> None:
+    """`await gp.publish` and, in any thread, `gp.publish_sync`: also in the loop's own, where nothing has to wait for the loop."""
+    url = await database("postgres", tmp_path)
+    file = await database("sqlite", tmp_path)
+    loose, plain = await asyncpg.connect(url), sqlite3.connect(tmp_path / "app.db")
+    try:
+        async with following(url, file) as (gp, receiver):
+            async with loose.transaction():
+                first = await gp.publish("a", {"n": 1}, connection=loose)
+            second = gp.publish_sync("a", {"n": 2}, connection=plain)
+            assert gp.statistics().intake.published == 0
+            plain.commit()
+            await until(lambda: len(receiver.ledger) == 2)
+            assert dict(receiver.ledger) == {first.event_id: 1, second.event_id: 1}
+            assert (first.duplicate, first.deliveries) == (None, None)
+            with pytest.raises(TypeError, match="write `publish_sync"):
+                await gp.publish("a", {}, connection=plain)
+    finally:
+        plain.close()
+        await loose.close()
+
+
 async def test_a_transaction_that_was_open_for_long_is_delivered_soon_after_its_commit(tmp_path: Path) -> None:
     """Ids say when an event was published, not when it was committed: whoever reads "id above the last seen" loses this one."""
     url = await database("postgres", tmp_path)

@@ -95,7 +95,12 @@ def open_source(url: str) -> OutboxSource:
     """The source of a URL; connects later. Raises `ConfigurationError` for a URL that names no such database."""
     scheme = urlsplit(url).scheme
     if scheme in SCHEMES:
-        from gatepost.store.outbox.source_postgres import PostgresSource
+        try:
+            from gatepost.store.outbox.source_postgres import PostgresSource
+        except ModuleNotFoundError as error:
+            if error.name != "asyncpg":
+                raise
+            raise ConfigurationError("outboxes on PostgreSQL need asyncpg: pip install 'gatepost[postgres]'") from None
 
         return PostgresSource(url)
     if scheme == "sqlite":
