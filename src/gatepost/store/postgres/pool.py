@@ -44,7 +44,7 @@ _SETTINGS: Final = {
     "enable_seqscan": "off",
     "enable_mergejoin": "off",
     "jit": "off",
-    "default_transaction_isolation": "'read committed'",
+    "default_transaction_isolation": "read committed",
     "client_min_messages": "error",
 }
 _TRANSACTION_TIMEOUT_SINCE: Final = 17
@@ -91,18 +91,32 @@ async def connect(address: PostgresAddress) -> Connection:
     )
     try:
         if not by_transaction:
-            settings = dict(_SETTINGS)
-            if connection.get_server_version().major >= _TRANSACTION_TIMEOUT_SINCE:
-                settings["transaction_timeout"] = f"{TRANSACTION_MAX:.0f}s"
-            await connection.execute("; ".join(f"SET {name} = {_quoted(value)}" for name, value in settings.items()))
+            await connection.execute(_set(connection, "SET"))
     except BaseException:
         connection.terminate()
         raise
     return connection
 
 
-def _quoted(value: str) -> str:
-    return value if value.startswith("'") else f"'{value}'"
+def _set(connection: Connection, verb: str) -> str:
+    settings = dict(_SETTINGS)
+    if connection.get_server_version().major >= _TRANSACTION_TIMEOUT_SINCE:
+        settings["transaction_timeout"] = f"{TRANSACTION_MAX:.0f}s"
+    return "; ".join(f"{verb} {name} = '{value}'" for name, value in settings.items())
+
+
+async def in_its_place(
+    address: PostgresAddress, connection: Connection, work: Callable[[Connection], Awaitable[T]]
+) -> T:
+    """The result of `work`; behind a pooler that shares connections by transaction, inside of one with our settings.
+
+    There a statement alone may be prepared on one server connection and run on another, and what is set outlives its session.
+    """
+    if address.pooling == "session":
+        return await work(connection)
+    async with connection.transaction():
+        await connection.execute(_set(connection, "SET LOCAL"))
+        return await work(connection)
 
 
 class Pool:
@@ -210,7 +224,7 @@ class Pool:
         connection = await self._acquire()
         try:
             async with asyncio.timeout(self.limits.call):
-                result = await work(connection)
+                result = await in_its_place(self._address, connection, work)
         except BaseException as error:
             # In the middle of a statement or a transaction, or the loop is ending: nobody may use it after us.
             if connection_is_lost(error) or connection.is_closed() or connection.is_in_transaction():

@@ -16,8 +16,8 @@ from typing import Any, Final, TypeVar
 
 from gatepost.clock import SYSTEM_ENTROPY
 from gatepost.errors import StoreError
-from gatepost.store.postgres.failures import translated
-from gatepost.store.postgres.pool import CONNECT_MAX, Connection, Pool, connect
+from gatepost.store.postgres.failures import connection_is_lost, translated
+from gatepost.store.postgres.pool import CONNECT_MAX, Connection, Pool, connect, in_its_place
 from gatepost.store.postgres.time import StoreClock
 from gatepost.store.rows import Poke
 
@@ -107,11 +107,12 @@ class Session:
                     if node is not None and self.by_session and node not in self._nodes:
                         await connection.execute("SELECT pg_advisory_lock_shared($1)", session_key(node))
                         self._nodes.add(node)
-                    return await work(connection)
-            except StoreError:
-                raise
+                    return await in_its_place(self._pool.address, connection, work)
             except BaseException as error:
-                self._drop()
+                connection = self._connection
+                # A deadlock or a lock that was not had in time ends the call, not the session: others would take our parts.
+                if connection is None or connection_is_lost(error) or connection.is_in_transaction():
+                    self._drop()
                 if isinstance(error, Exception):
                     raise translated(error, self._pool.address.place) from error
                 raise
