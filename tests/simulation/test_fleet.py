@@ -23,7 +23,7 @@ def test_parts_are_shared_by_weight_and_every_endpoint_has_one_sender() -> None:
         light = [await fleet.add("light-1"), await fleet.add("light-2")]
         await fleet.balanced()
         assert [member.parts for member in (heavy, *light)] == [8, 4, 4]
-        endpoints = await fleet.endpoints(heavy.gp, 40)
+        endpoints = await fleet.endpoints(heavy.gp, 40, concurrency=4)
         for number in range(10):
             for member in (heavy, *light):
                 await member.gp.publish("a.b", b"%d %s" % (number, member.name.encode()))
@@ -34,7 +34,7 @@ def test_parts_are_shared_by_weight_and_every_endpoint_has_one_sender() -> None:
             senders.setdefault(sent.url, set()).add(by)
         assert all(len(names) == 1 for names in senders.values())
         assert {name for names in senders.values() for name in names} == {"heavy", "light-1", "light-2"}
-        assert max(fleet.receiver.most_in_flight[endpoint.url] for endpoint in endpoints) <= 6
+        assert max(fleet.receiver.most_in_flight[endpoint.url] for endpoint in endpoints) <= 4
         assert fleet.doubled() == 0
 
     Fleet().run(main)
@@ -71,6 +71,39 @@ def test_lost_pokes_are_healed_by_looking() -> None:
                 await a.gp.publish("a.b", b"%d" % number)
                 await asyncio.sleep(16.0)
                 assert len(fleet.receiver.sent) == 12 * (number + 1)
+
+    Fleet().run(main)
+
+
+def test_lanes_that_fall_idle_are_let_go_although_they_are_looked_at() -> None:
+    """Looking for lost pokes must not keep everything in memory that ever had a row."""
+
+    async def main(fleet: Fleet) -> None:
+        async with fleet.started("a", "b") as (a, b):
+            await fleet.endpoints(a.gp, 12)
+            await a.gp.publish("a.b", b"x")
+            await asyncio.sleep(5.0)
+            assert a.gp.statistics().scheduler.lanes + b.gp.statistics().scheduler.lanes == 12
+            await asyncio.sleep(200.0)
+            assert a.gp.statistics().scheduler.lanes + b.gp.statistics().scheduler.lanes == 0
+
+    Fleet().run(main)
+
+
+def test_an_order_that_was_published_through_two_processes_is_kept() -> None:
+    """A producer behind a load balancer: each event is acknowledged by one process, and the next goes to another."""
+
+    async def main(fleet: Fleet) -> None:
+        async with fleet.started("a", "b", "c") as members:
+            endpoints = await fleet.endpoints(members[0].gp, 8)
+            for member in members:
+                member.line.cut_calls.add("poke")  # the worst: nobody is told
+            for number in range(60):
+                await members[number % 3].gp.publish("a.b", b"%d" % number, ordering_key="k")
+                await asyncio.sleep(0.03)
+            await fleet.settled()
+            for endpoint in endpoints:
+                assert [int(body) for body in fleet.delivered(endpoint)] == list(range(60))
 
     Fleet().run(main)
 
@@ -127,7 +160,7 @@ def test_a_rolling_restart_loses_and_doubles_nothing_under_load() -> None:
     async def main(fleet: Fleet) -> None:
         async with fleet.started("a", "b", "c") as members:
             entry = await fleet.add("entry", run=False)  # publishes, never restarted, owns nothing
-            endpoints = await fleet.endpoints(entry.gp, 20)
+            endpoints = await fleet.endpoints(entry.gp, 20, concurrency=4)
             ordered = set()
             done = asyncio.Event()
 
@@ -159,7 +192,7 @@ def test_a_rolling_restart_loses_and_doubles_nothing_under_load() -> None:
                 for key in range(3):
                     chain = [number for number in bodies if number in ordered and number % 3 == key]
                     assert chain == sorted(chain)
-            assert max(fleet.receiver.most_in_flight.values()) <= 6
+            assert max(fleet.receiver.most_in_flight.values()) <= 4
 
     Fleet().run(main)
 
@@ -282,7 +315,7 @@ def test_clocks_that_lie_lose_nothing_and_keep_the_order(jump: float) -> None:
         early = await fleet.add("early", wall_off=-5.0)
         late = await fleet.add("late", wall_off=5.0)
         await fleet.balanced()
-        endpoints = await fleet.endpoints(early.gp, 12)
+        endpoints = await fleet.endpoints(early.gp, 12, concurrency=4)
         for number in range(200):
             if number == 100:
                 fleet.store_clock.seconds += jump
@@ -294,7 +327,7 @@ def test_clocks_that_lie_lose_nothing_and_keep_the_order(jump: float) -> None:
         for endpoint in endpoints:
             bodies = [int(body) for body in fleet.delivered(endpoint)]
             assert sorted(bodies) == list(range(200)), "I1: none lost"
-            assert max(fleet.receiver.most_in_flight.values()) <= 12, "I2: at most a zombie's beside the owner's"
+            assert max(fleet.receiver.most_in_flight.values()) <= 8, "I2: at most a zombie's beside the owner's"
             if jump > 0:
                 chain = [number for number in bodies if number % 8 == 0]
                 assert chain == sorted(chain), "I3, as far as one producer saw it"

@@ -15,7 +15,17 @@ from gatepost.dispatch.reads import BUFFER_LAST, BUFFER_ROWS_MAX, READ_LANES_MAX
 from gatepost.dispatch.round import OTHER_HOSTS, SHED_HOSTS_MAX, UNSETTLED_MAX, SchedulerLimits, Start
 from gatepost.dispatch.scheduler import LaneScheduler
 from gatepost.dispatch.seats import EndpointSettings
-from gatepost.store.rows import SUB_BULK, SUB_HIGH, SUB_NORMAL, LaneRows, LaneWant, Row, endpoint_of, lane_of
+from gatepost.store.rows import (
+    SUB_BULK,
+    SUB_FIFO_FIRST,
+    SUB_HIGH,
+    SUB_NORMAL,
+    LaneRows,
+    LaneWant,
+    Row,
+    endpoint_of,
+    lane_of,
+)
 
 NOW = 1_800_000_000_000_000
 SECOND = 1_000_000
@@ -590,7 +600,7 @@ def test_a_part_taken_over_holds_its_ordered_lanes_only() -> None:
     for number in (1, 2):
         bench.endpoint(number)
     bench.give(1, sub=16)
-    bench.scheduler.hold_strict(0, NOW + 10 * SECOND)
+    bench.scheduler.hold_strict({0: NOW + 10 * SECOND})
     bench.give(2, sub=17)
     bench.give(2)
     assert [start.row.lane for start in bench.take_all()] == [lane_of(2, 0)]
@@ -603,9 +613,9 @@ def test_a_hold_of_another_part_and_one_that_ended_hold_nothing() -> None:
     """A part given back in order is taken with nothing to wait for."""
     bench = Bench()
     bench.endpoint(1)
-    bench.scheduler.hold_strict(1, NOW + 10 * SECOND)
-    bench.scheduler.hold_strict(0, NOW + 10 * SECOND)
-    bench.scheduler.hold_strict(0, 0)
+    bench.scheduler.hold_strict({1: NOW + 10 * SECOND})
+    bench.scheduler.hold_strict({0: NOW + 10 * SECOND})
+    bench.scheduler.hold_strict({0: 0})
     bench.give(1, sub=16)
     assert len(bench.take_all()) == 1
 
@@ -845,3 +855,33 @@ def test_the_scheduler_has_nothing_to_wait_for(module: str) -> None:
     }
     assert imported <= {"__future__", "bisect", "collections", "dataclasses", "enum", "gatepost", "heapq", "typing"}
     assert not any(isinstance(node, ast.AsyncFunctionDef | ast.Await) for node in ast.walk(tree))
+
+
+def test_an_ordered_row_is_read_where_other_processes_store_too() -> None:
+    """The one that is handed over may not be the oldest: another process' row before it was perhaps not announced yet."""
+    bench = Bench()
+    bench.endpoint(1)
+    bench.scheduler.ordered_by_store = True
+    bench.scheduler.hand_over([Row(lane_of(1, SUB_FIFO_FIRST), NOW, 2, 2, 0, NOW, 0)], NOW)
+    assert bench.scheduler.take(NOW) is None
+    assert [want.lane for want in bench.scheduler.wants(NOW)] == [lane_of(1, SUB_FIFO_FIRST)]
+
+
+def test_a_part_that_comes_back_finds_its_attempts_under_way() -> None:
+    """Lost and won again within an attempt: what is in flight is counted, and is not started a second time."""
+    bench = Bench()
+    bench.endpoint(1)
+    row = Row(lane_of(1, 0), NOW, 1, 1, 0, NOW, 0)
+    bench.scheduler.hand_over([row], NOW)
+    start = bench.scheduler.take(NOW)
+    assert start is not None
+    bench.scheduler.drop_parts([0], NOW)
+    assert bench.scheduler.outstanding_of(0) == 1
+    bench.scheduler.adopt([(0, row.lane)], NOW)
+    [want] = bench.scheduler.wants(NOW)
+    bench.scheduler.read([LaneRows(want.lane, [row], None)], NOW, NOW)
+    assert bench.scheduler.take(NOW) is None, "it is in flight"
+    bench.scheduler.finish(start, NOW)
+    bench.scheduler.settled(start, NOW)
+    assert bench.scheduler.outstanding_of(0) == 0
+    assert bench.scheduler.take(NOW) is None

@@ -299,7 +299,7 @@ class LeaseKeeper:
         self._closing.difference_update(won)
         self._safe_until = max((held.safe_until for held in self._held.values()), default=0.0)
         if lost:
-            self._on_lost(lost)
+            self._on_lost(frozenset(lost))
             self._unseen.difference_update(lost)
         self._unseen.update(won)
         return bool(won)
@@ -327,7 +327,7 @@ class LeaseKeeper:
             self._given[part] = self.epochs[part]  # a heartbeat under way may still call it ours
             self._forget(part)
         if lost or regained:
-            self._on_lost([*lost, *regained])
+            self._on_lost(frozenset([*lost, *regained]))
         if (
             regained
         ):  # ours again under a newer epoch: what was refused is in the store as it was, and must be read again
@@ -405,7 +405,7 @@ class LeaseKeeper:
         chosen = sorted(working, key=load.outstanding)[:count]
         self._closing.update(chosen)
         self._unseen.difference_update(chosen)
-        self._on_lost(chosen)
+        self._on_lost(frozenset(chosen))
 
     def _reopen(self) -> None:
         """Nobody wants what is closing any more, or the store would not take it back: go on working on it."""
@@ -453,7 +453,7 @@ class LeaseKeeper:
         closing = [part for part in self.epochs if part not in self._closing]
         self._closing.update(closing)
         self._unseen.clear()
-        self._on_lost(closing)
+        self._on_lost(frozenset(closing))
         try:
             async with asyncio.timeout(BEAT_PATIENCE):
                 await self.beat()  # from now on the others count without us
@@ -475,7 +475,7 @@ class LeaseKeeper:
         self._safe_until = 0.0
         if not epochs:
             return
-        self._on_lost(list(epochs))
+        self._on_lost(frozenset(epochs))
         try:
             async with asyncio.timeout(RELEASE_PATIENCE):
                 await self._store.release(epochs)

@@ -14,7 +14,7 @@ reading in `dispatch.reads`, one lane in `dispatch.lanes`, loading and unloading
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gatepost.dispatch.lanes import IDLE_GRACE, Lane
@@ -61,6 +61,7 @@ class LaneScheduler:
         "_round",
         "_strict",
         "_timers",
+        "ordered_by_store",
         "unsure",
     )
 
@@ -78,6 +79,8 @@ class LaneScheduler:
         """By FIFO lane that is not loaded yet: when its head may be tried again."""
         self.unsure = False
         """Lanes are being discovered: one that is not loaded may have rows all the same."""
+        self.ordered_by_store = False
+        """Other processes store rows too: what is handed over for a FIFO lane may not be the oldest there, so it is read."""
 
     def __repr__(self) -> str:
         return (
@@ -196,7 +199,13 @@ class LaneScheduler:
             if row.due_at > now:
                 lane.expect(row.due_at)
                 self._timers.arm(lane, row.due_at)
-            elif lane.unread or lane.reading or not lane.endpoint.open or not reads.room(lane):
+            elif (
+                lane.unread
+                or lane.reading
+                or not lane.endpoint.open
+                or (lane.fifo and self.ordered_by_store)
+                or not reads.room(lane)
+            ):
                 if row.delivery_id not in lane.held:
                     lane.missed(row.due_at)
                     reads.consider(lane)
@@ -342,14 +351,14 @@ class LaneScheduler:
                 self._reads.consider(lane)
                 self._after(lane, now)
 
-    def hold_strict(self, part: int, until_us: int) -> None:
-        """Start nothing in the FIFO lanes of a part before `until_us`: its last owner may still be at work until then."""
-        self._strict[part] = until_us
+    def hold_strict(self, until_us: Mapping[int, int]) -> None:
+        """By part, start nothing in its FIFO lanes before an instant: its last owner may still be at work until then. O(lanes)."""
+        self._strict.update(until_us)
         for lane in self._roster.lanes.values():
-            if lane.fifo and lane.part == part:
-                lane.strict_until = until_us
-                if until_us:
-                    self._timers.arm(lane, until_us)
+            if lane.fifo and lane.part in until_us:
+                lane.strict_until = until_us[lane.part]
+                if lane.strict_until:
+                    self._timers.arm(lane, lane.strict_until)
 
     def hold_head(self, number: int, until_us: int) -> None:
         """The head of a FIFO lane failed before this process read it, and may not be tried before `until_us`."""
@@ -379,7 +388,9 @@ class LaneScheduler:
                 self._reads.consider(lane)
 
     def reread(self, number: int) -> None:
+                idle_since = lane.idle_since
         """Rows of an endpoint were removed from the store by another process: forget what waits here, and read again."""
+                lane.idle_since = idle_since  # to look is no reason to keep it: else no lane would ever be let go
         endpoint = self._roster.endpoints.get(number)
         if endpoint is not None:
             for lane in endpoint.lanes.values():

@@ -113,7 +113,7 @@ class Worker:
         self._part_waiters: list[asyncio.Future[None]] = []
         self._pokes: dict[tuple[int, int], Poke] = {}
         self._poking = False
-        self._shared = store.capabilities.shared
+        self._shared = scheduler.ordered_by_store = store.capabilities.shared
 
     @property
     def in_flight(self) -> int:
@@ -222,10 +222,11 @@ class Worker:
 
     async def adopt(self, parts: Collection[int]) -> None:
         """Parts were won: find their lanes. Until then, what is handed over may have older rows before it."""
-        for part in parts:
-            wait = self._leases.strict_from(part) - self._clock.monotonic()
-            if wait > 0:
-                self._scheduler.hold_strict(part, self._store_time() + round(wait * 1e6))
+        now, monotonic = self._store_time(), self._clock.monotonic()
+        waits = {part: self._leases.strict_from(part) - monotonic for part in parts}
+        strict = {part: now + round(wait * 1e6) for part, wait in waits.items() if wait > 0}
+        if strict:
+            self._scheduler.hold_strict(strict)
         self._scheduler.unsure = True
         await self.rediscover(parts)
         self._scheduler.unsure = False

@@ -127,7 +127,7 @@ async def open_service(
             )
         )
         metrics.limits = _limits(dispatcher.client.policy)
-        keys = KeyRing(dispatcher.store, clock, open_on_loopback=is_loopback(settings.listen.host))
+        keys = KeyRing(dispatcher.store, clock, open_on_loopback=not place.public or is_loopback(settings.listen.host))
         await _configure_admin_key(dispatcher.store, settings.admin_key, clock)
         await keys.refresh()
         if place.public:
@@ -203,7 +203,10 @@ async def _serve(settings: Settings, logs: Logs, ready: Callable[[Running], None
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _on_signal, number, stop, logs)
+        if place.parent is None:
+            loop.add_signal_handler(number, _on_signal, number, stop, logs)
+        else:  # a service manager may signal us beside our parent: only the parent says when it is enough
+            loop.add_signal_handler(number, stop.set)
     try:
         async with (
             open_service(settings, logs=logs, place=place) as running,

@@ -51,6 +51,8 @@ class _Slot:
     process: asyncio.subprocess.Process | None = None
     node: str | None = None
     balanced: asyncio.Event = field(default_factory=asyncio.Event)
+    ending: bool = False
+    """It was told to end; saying so twice would mean to leave at once."""
     replacing: bool = False
     """Its end is wanted, and its successor comes at once."""
     failures: int = 0
@@ -155,8 +157,10 @@ class _Parent:
 
     @staticmethod
     def _signal(slot: _Slot, number: signal.Signals) -> None:
-        if slot.process is not None and slot.process.returncode is None:
-            slot.process.send_signal(number)
+        if slot.process is None or slot.process.returncode is not None or (slot.ending and number == signal.SIGTERM):
+            return
+        slot.ending = True
+        slot.process.send_signal(number)
 
     # ------------------------------------------------------------------------------------------------ children
 
@@ -197,6 +201,7 @@ class _Parent:
     async def _live(self, slot: _Slot) -> int:
         """One child from start to end; its exit code, negative for a signal."""
         slot.balanced.clear()
+        slot.ending = False
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
