@@ -384,13 +384,13 @@ class LaneScheduler:
             if lane is None:
                 self._reads.consider(self._load(number, part, now, unread=True))
             elif not lane.unread:
+                idle_since = lane.idle_since
                 lane.missed(lane.low_water)
+                lane.idle_since = idle_since  # to look is no reason to keep it: else no lane would ever be let go
                 self._reads.consider(lane)
 
     def reread(self, number: int) -> None:
-                idle_since = lane.idle_since
         """Rows of an endpoint were removed from the store by another process: forget what waits here, and read again."""
-                lane.idle_since = idle_since  # to look is no reason to keep it: else no lane would ever be let go
         endpoint = self._roster.endpoints.get(number)
         if endpoint is not None:
             for lane in endpoint.lanes.values():
