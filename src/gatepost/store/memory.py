@@ -445,6 +445,8 @@ class MemoryStore(MemoryRegistry):
         if left == 0:
             return TenantPurge(*counts, more=True)
         self._backlog.pop(tenant, None)
+        for number in [endpoint.number for endpoint in self._endpoints.values() if endpoint.tenant == tenant]:
+            self._states.pop(number, None)
         return TenantPurge(*counts, *self._erase_records(tenant))
 
     def _erase(self, number: int) -> None:
