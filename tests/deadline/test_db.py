@@ -141,6 +141,17 @@ def test_the_wait_for_a_pooled_connection_counts(engine: Engine) -> None:
             engine.connect()
 
 
+def test_disposing_of_an_engine_late_keeps_its_pools_limit(engine: Engine) -> None:
+    """The new pool is made from the old one's numbers, not from what was left of some request."""
+    with deadline(0.0):
+        engine.dispose()
+    pool = engine.pool
+    assert isinstance(pool, DeadlineQueuePool)
+    assert pool.timeout() == 30.0
+    with engine.connect() as connection:
+        assert connection.scalar(text("SELECT 1")) == 1
+
+
 def test_a_lock_is_waited_for_a_second_at_most_or_as_long_as_is_left(engine: Engine, url: str) -> None:
     """A lock timeout is no deadline, and keeps its own error."""
     with psycopg.connect(url, autocommit=True) as holder:

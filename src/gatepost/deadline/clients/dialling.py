@@ -101,7 +101,11 @@ def _look_up(host: str, port: int, seconds: float, call: Call, lookup: Lookup) -
     if found:
         # A daemon: a look-up that never ends must not keep the process alive.
         context = contextvars.Context()
-        threading.Thread(target=context.run, args=(ask,), name=f"lookup {host}", daemon=True).start()
+        try:
+            threading.Thread(target=context.run, args=(ask,), name=f"lookup {host}", daemon=True).start()
+        except RuntimeError:  # no thread to be had
+            _lookups.release()
+            raise
         found = done.wait(max(0.0, until - clock.monotonic()))
     if not found:
         if call.expired:

@@ -16,6 +16,7 @@ try:
     import psycopg
     from psycopg.pq import TransactionStatus
     from psycopg.rows import TupleRow
+    from psycopg.waiting import Ready
 except ImportError as error:
     raise ImportError("gatepost.deadline.db.psycopg needs psycopg 3: pip install 'psycopg[binary]'") from error
 
@@ -83,7 +84,7 @@ class DeadlineConnection(_Limits, psycopg.Connection[TupleRow]):
         self.in_force = None
         try:
             self.cancel_safe(timeout=CANCEL_LIMIT)
-            super().wait(_until(gen, Deadline.after(CANCEL_LIMIT)), LOOK_INTERVAL)
+            super().wait(_until(gen, Deadline.after(CANCEL_LIMIT), begun=True), LOOK_INTERVAL)
         except psycopg.errors.QueryCanceled:
             pass
         except (_Late, psycopg.Error):
@@ -259,10 +260,10 @@ class AsyncDeadlineCursor(psycopg.AsyncCursor[Any]):
                 connection.budget.forget()
 
 
-def _until(gen: Generator[Any, Any, T], limit: Deadline) -> Generator[Any, Any, T]:
-    """`gen`, given up by `_Late` at the first look after `limit`; it is left as it stands, to be gone on with."""
+def _until(gen: Generator[Any, Any, T], limit: Deadline, *, begun: bool = False) -> Generator[Any, Any, T]:
+    """`gen`, given up by `_Late` at the first look after `limit`; it is left as it stands, to be gone on with (`begun`)."""
     try:
-        wanted = next(gen)
+        wanted = gen.send(Ready.NONE) if begun else next(gen)
         while True:
             ready = yield wanted
             if limit.expired:

@@ -7,6 +7,7 @@ done for other databases: `install` refuses them.
 
 from __future__ import annotations
 
+from contextvars import Context
 from typing import TYPE_CHECKING, Any, Final
 
 try:
@@ -64,6 +65,10 @@ class _Waiting:
     def timeout(self) -> float:
         """The longest wait in seconds, whatever is left."""
         return self._longest_wait
+
+    def recreate(self) -> Any:
+        """As SQLAlchemy's, which copies the limit: the whole one, whatever is left while it does so."""
+        return Context().run(super().recreate)  # type: ignore[misc]  # of the pool class beside
 
     def _do_get(self) -> Any:
         try:
