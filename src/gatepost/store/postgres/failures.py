@@ -60,15 +60,16 @@ def may_be_repeated(error: BaseException) -> bool:
     """Whether the same call may succeed when it is made again."""
     state = sqlstate_of(error)
     if state is None:
-        return isinstance(error, OSError | TimeoutError | EOFError) or _is_interface_error(error)
+        return is_drivers(error)
     return state in TRANSIENT or state[:2] == "08"
 
 
-def _is_interface_error(error: BaseException) -> bool:
-    """The driver's own: mostly a connection that was closed under a call."""
-    from asyncpg import InterfaceError
+def is_drivers(error: BaseException) -> bool:
+    """Whether the server, the network or the driver failed, and not the work itself."""
+    from asyncpg import InterfaceError, InternalClientError, PostgresError
 
-    return isinstance(error, InterfaceError)
+    # The driver's own come from a connection that was closed under a call, or between the server's last word and its close.
+    return isinstance(error, PostgresError | InterfaceError | InternalClientError | OSError | TimeoutError | EOFError)
 
 
 def translated(error: BaseException, place: str) -> GatepostError:

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 from gatepost.clock import SYSTEM_CLOCK
 from gatepost.errors import ConfigurationError, GatepostError, Overloaded, StoreError
 from gatepost.store.postgres.address import PostgresAddress
-from gatepost.store.postgres.failures import connection_is_lost, may_be_repeated, translated
+from gatepost.store.postgres.failures import connection_is_lost, is_drivers, may_be_repeated, translated
 
 Connection: TypeAlias = Any
 """An `asyncpg.Connection`, whose methods the package does not type."""
@@ -209,9 +209,7 @@ class Pool:
             try:
                 return await self._try(work)
             except Exception as error:
-                if isinstance(error, GatepostError):
-                    raise
-                if not self._is_drivers(error):
+                if isinstance(error, GatepostError) or not is_drivers(error):
                     raise
                 again = repeat and may_be_repeated(error) and not self._closed
                 if not again or SYSTEM_CLOCK.monotonic() + pause > give_up_at:
@@ -234,12 +232,6 @@ class Pool:
             raise
         self._release(connection)
         return result
-
-    @staticmethod
-    def _is_drivers(error: Exception) -> bool:
-        from asyncpg import InterfaceError, PostgresError
-
-        return isinstance(error, PostgresError | InterfaceError | OSError | TimeoutError | EOFError)
 
     # -- connections
 
