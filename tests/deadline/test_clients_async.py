@@ -58,7 +58,7 @@ async def test_35_a_drip_ends_at_the_deadline(name: str, behaviour: str, tls: bo
     """A plain `with` does not cut the task: the client itself must end in time."""
     context = server_context() if tls else None
     async with HostileServer(behaviour, seconds=0.1, tls_context=context) as server:
-        with deadline(0.4), takes(0.35, 0.4 + LATE), pytest.raises(DeadlineExceeded) as caught:
+        with deadline(0.25), takes(0.2, 0.25 + LATE), pytest.raises(DeadlineExceeded) as caught:
             await CLIENTS[name](server.url, PATIENT)
         assert isinstance(caught.value, CallExceeded)
         await server.wait_disconnected()

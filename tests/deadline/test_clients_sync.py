@@ -101,7 +101,7 @@ every_client = pytest.mark.parametrize("name", CLIENTS)
 @pytest.mark.parametrize("behaviour", ["drip-head", "drip-body"])
 def test_35_a_drip_ends_at_the_deadline(name: str, behaviour: str, tls: bool) -> None:
     """Every byte starts a socket's timeout anew: 3 s of drip pass any read timeout over 0.1 s."""
-    with hostile(behaviour, seconds=0.1, tls=tls) as server, deadline(0.5), takes(0.45, 0.5 + LATE):
+    with hostile(behaviour, seconds=0.1, tls=tls) as server, deadline(0.3), takes(0.25, 0.3 + LATE):
         with pytest.raises(DeadlineExceeded) as caught:
             CLIENTS[name](server.url, PATIENT)
         assert isinstance(caught.value, CallExceeded)
@@ -148,8 +148,8 @@ def test_35_the_bare_libraries_let_the_drip_pass(behaviour: str) -> None:
 @every_client
 @pytest.mark.parametrize(
     ("behaviour", "tls"),
-    [("silence", False), ("silence", True), ("black-hole", False), ("tls-stall", False)],
-    ids=["silent", "silent-tls", "black-hole", "tls-stall"],
+    [("silence", False), ("black-hole", False), ("tls-stall", False)],
+    ids=["silent", "black-hole", "tls-stall"],
 )
 def test_a_server_that_never_answers_ends_at_the_deadline(name: str, behaviour: str, tls: bool) -> None:
     """Connect, handshake and the wait for the head are of the same total."""
