@@ -39,7 +39,7 @@ def test_each_database_is_fresh_and_a_template_is_filled_once() -> None:
 
 def test_what_was_committed_outlives_a_crash_of_the_server() -> None:
     """`immediate` is what chaos tests do to it."""
-    server = PostgresServer(fsync=True)
+    server = PostgresServer()
     try:
         server.run_sql("CREATE TABLE t AS SELECT 7 AS n")
         server.restart("immediate")
