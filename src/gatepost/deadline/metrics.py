@@ -162,8 +162,11 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_new_lock)
 
 
-def prometheus_collector(counters: Counters = COUNTERS) -> Any:
-    """A collector to register with a `prometheus_client` registry. Raises `ImportError` when that is not installed."""
+def prometheus_collector(counters: Counters = COUNTERS, *, prefix: str = "") -> Any:
+    """A collector to register with a `prometheus_client` registry; `prefix` goes before each name.
+
+    Raises `ImportError` when that library is not installed.
+    """
     try:
         from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
     except ImportError as error:
@@ -177,13 +180,13 @@ def prometheus_collector(counters: Counters = COUNTERS) -> Any:
             for metric, family in FAMILIES.items():
                 labels = () if family.label is None else (family.label,)
                 if family.histogram:
-                    histogram = HistogramMetricFamily(metric, family.help, labels=labels)
+                    histogram = HistogramMetricFamily(prefix + metric, family.help, labels=labels)
                     for at, (buckets, total) in counters.buckets().items():
                         texts = [("+Inf" if bound == float("inf") else str(bound), count) for bound, count in buckets]
                         histogram.add_metric([at], texts, total)
                     yield histogram
                     continue
-                counter = CounterMetricFamily(metric.removesuffix("_total"), family.help, labels=labels)
+                counter = CounterMetricFamily(prefix + metric.removesuffix("_total"), family.help, labels=labels)
                 for (counted, label), value in snapshot.items():
                     if counted is metric:
                         counter.add_metric([label] if labels else [], value)

@@ -135,6 +135,8 @@ class Endpoint:
     """Overrides of per-attempt limits by `ClientPolicy` field name, for example `{"read_timeout": 20.0}`."""
     deduplicates: bool = True
     """The receiver drops repeated `webhook-id`s, so that a request lost on a stale connection may be sent again at once."""
+    send_deadline: bool = False
+    """Send `Request-Timeout` with each attempt: the seconds for which we wait for its answer. For receivers that read it."""
     ca_pem: str | None = field(default=None, repr=False)
     """Certificates that replace the public store for this endpoint; a self-signed receiver's own pins it."""
     client_cert_pem: str | None = field(default=None, repr=False)

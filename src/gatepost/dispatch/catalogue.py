@@ -7,11 +7,13 @@ kept closed and says why. Read by intake (fan-out), the scheduler (settings) and
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from gatepost.clock import Clock
+from gatepost.deadline.wire import REQUEST_TIMEOUT, format_seconds
 from gatepost.delivery.decide import DeliveryRules, rules_of
 from gatepost.delivery.policy import ClientPolicy
 from gatepost.delivery.records import Endpoint, EndpointStatus, Tenant
@@ -35,7 +37,18 @@ _log = logging.getLogger("gatepost.dispatch")
 class Listed:
     """One endpoint, with what an attempt needs of it worked out once."""
 
-    __slots__ = ("_signer", "_signs_until", "endpoint", "number", "policy", "refusal", "rules", "settings", "tls")
+    __slots__ = (
+        "_own_headers",
+        "_signer",
+        "_signs_until",
+        "endpoint",
+        "number",
+        "policy",
+        "refusal",
+        "rules",
+        "settings",
+        "tls",
+    )
 
     def __init__(self, endpoint: Endpoint, policy: ClientPolicy, check_url: UrlCheck) -> None:
         self.endpoint: Final = endpoint
@@ -55,6 +68,7 @@ class Listed:
             rate=endpoint.rate,
             open=endpoint.status is EndpointStatus.ACTIVE,
         )
+        self._own_headers: Final = _own_headers(endpoint, self.policy)
         self._signer: Signer | None = None
         self._signs_until = 0
 
@@ -69,7 +83,9 @@ class Listed:
         if signer is None or now_us >= self._signs_until:
             signer = self._renew_signer(now_us)
         signed = signer.headers(webhook_id, now_us // 1_000_000, body)
-        return {**self.endpoint.headers, **signed} if self.endpoint.headers else signed
+        if self._own_headers is not None:
+            return {**self._own_headers, **signed}
+        return signed
 
     def _renew_signer(self, now_us: int) -> Signer:
         """Secrets in force now, the current one first; asked again when the first of them expires."""
@@ -77,6 +93,15 @@ class Listed:
         self._signs_until = min((secret.expires_at or NEVER_US for secret in valid), default=NEVER_US)
         self._signer = Signer([secret.secret.reveal() for secret in valid])
         return self._signer
+
+
+def _own_headers(endpoint: Endpoint, policy: ClientPolicy) -> Mapping[str, str] | None:
+    """What every attempt sends beside its signature; None for nothing. The owner's own Request-Timeout is left alone."""
+    if not endpoint.send_deadline or any(name.lower() == REQUEST_TIMEOUT for name in endpoint.headers):
+        return endpoint.headers or None
+    # From the last request byte on, a receiver has until our read timeout; the total may end before it.
+    ms = math.floor(min(policy.read_timeout, policy.attempt_budget) * 1_000)
+    return {**endpoint.headers, "Request-Timeout": format_seconds(ms)} if ms else endpoint.headers or None
 
 
 class Catalogue:

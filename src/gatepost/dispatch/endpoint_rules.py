@@ -62,6 +62,8 @@ def check_endpoint(endpoint: Endpoint, policy: ClientPolicy, check_url: UrlCheck
     if len(endpoint.headers) > HEADERS_MAX:
         raise ConfigurationError(f"headers has {len(endpoint.headers)} entries: write at most {HEADERS_MAX}")
     check_headers(endpoint.headers)
+    if not isinstance(endpoint.send_deadline, bool):
+        raise ConfigurationError(f"send_deadline={endpoint.send_deadline!r}: write True or False")
     _check_tls(endpoint, checked)
     parse_status_rules(endpoint.status_rules)
     limits = _check_limits(endpoint, policy)

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gatepost.deadline import check, current, deadline
+from gatepost.deadline.context import detached_context
 from gatepost.delivery.ids import EVENT, IdSource, encode_id
 from gatepost.delivery.records import Receipt
 from gatepost.dispatch.bodies import Bodies
@@ -109,8 +111,18 @@ class Intake:
     async def publish(self, draft: EventDraft) -> Receipt:
         """Store one event; durable when this returns.
 
-        Raises `IdempotencyConflict`, `LimitExceeded`, `Overloaded` (a slow store), `StoreFull` or `StoreError`.
+        Raises `IdempotencyConflict`, `LimitExceeded`, `Overloaded` (a slow store), `StoreFull` or `StoreError`, and
+        `DeadlineExceeded` when the caller's deadline (`gatepost.deadline`) is over before the event is durable: as after any
+        timeout, publish again with the same idempotency key.
         """
+        in_force = current()
+        if in_force is None:
+            return await self._publish(draft)
+        check(where="publish")
+        async with deadline(in_force, name="publish"):
+            return await self._publish(draft)
+
+    async def _publish(self, draft: EventDraft) -> Receipt:
         try:
             await self._limiter.check(draft.tenant, len(draft.body))
         except LimitExceeded:
@@ -234,7 +246,8 @@ class Intake:
             self._storing += 1
             # The batch belongs to a task of its own: a publisher that is cancelled must not take others' events with it,
             # and what was stored must be handed over whoever still waits.
-            task = loop.create_task(self._store_batches(), name="gatepost intake")
+            # Nor may its deadline be theirs.
+            task = loop.create_task(self._store_batches(), name="gatepost intake", context=detached_context())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         self._unanswered[waiting] = None

@@ -11,6 +11,8 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
+from gatepost.deadline import context as deadline
+
 RESTART_DELAY: Final = 1.0
 """Seconds before a loop that failed unexpectedly starts again: a bug must not become a busy loop."""
 
@@ -32,7 +34,9 @@ class TaskSet:
         """Start and keep a task."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
-        task = self._loop.create_task(work)
+        # An errand may be started by whoever happens to publish: their deadline is not the delivery's.
+        context = None if deadline.current() is None else deadline.detached_context()
+        task = self._loop.create_task(work, context=context)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task

@@ -13,6 +13,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry
 
 from gatepost.clock import SYSTEM_CLOCK, Clock
+from gatepost.deadline.metrics import prometheus_collector
 from gatepost.service.histogram import BOUNDS, SUM, Histogram, new_histogram, observe
 from gatepost.service.host_labels import HostLabels, ReuseWindow
 from gatepost.service.metrics_exposition import MetricsCollector, own_registry
@@ -68,6 +69,7 @@ class Metrics:
         """The effective policy, by limit."""
         self.registry = registry if registry is not None else own_registry()
         self.registry.register(MetricsCollector(self))
+        self.registry.register(prometheus_collector(prefix="gatepost_"))
 
     def now(self) -> float:
         """Monotonic seconds, the time of the windows."""

@@ -37,6 +37,7 @@ FULL = Endpoint(
     rate=2.5,
     limits={"read_timeout": 20.0},
     deduplicates=False,
+    send_deadline=True,
     ca_pem="-----BEGIN CERTIFICATE-----",
     client_cert_pem="-----BEGIN CERTIFICATE-----2",
     client_key_pem=Secret("-----BEGIN PRIVATE KEY-----"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -15,6 +15,8 @@ from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from gatepost.deadline import DeadlinePolicy
+from gatepost.deadline.asgi import DeadlineMiddleware
 from gatepost.errors import GatepostError
 from gatepost.service.api import dead_letters, deliveries, endpoints, fleet, health, ingest, tenants
 from gatepost.service.api.context import Service
@@ -28,7 +30,12 @@ _DESCRIPTION = (
 )
 
 
-def create_api(service: Service) -> ingest.Ingest:
+INGEST_DEADLINES: Final = DeadlinePolicy(default=60.0)
+"""Of publishing, the only calls that a caller's deadline may cut: they are stored whole or not at all. A caller who says
+nothing has time to upload a batch over a slow line; the store answers within `publish_timeout` in any case."""
+
+
+def create_api(service: Service) -> ingest.App:
     """The ASGI application over `service`."""
     app = _serving(_framework(), service)
     document: dict[str, Any] = {}
@@ -39,7 +46,14 @@ def create_api(service: Service) -> ingest.Ingest:
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]  # the documented way to extend the document
-    return ingest.Ingest(service, app)
+    api = ingest.Ingest(service, app)
+    bounded = DeadlineMiddleware(api, INGEST_DEADLINES, clock=service.clock)
+
+    async def route(scope: ingest.Message, receive: ingest.Receive, send: ingest.Send) -> None:
+        publishes = scope["type"] == "http" and scope["path"] in ingest.PATHS
+        await (bounded if publishes else api)(scope, receive, send)
+
+    return route
 
 
 def create_pages(service: Service) -> FastAPI:

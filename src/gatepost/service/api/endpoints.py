@@ -139,6 +139,7 @@ def _fields(body: EndpointFields) -> dict[str, Any]:
         "status_rules",
         "limits",
         "deduplicates",
+        "send_deadline",
         "x509_strict",
         "probe",
     ):

@@ -259,7 +259,7 @@ def _operation(name: str, summary: str, body: dict[str, Any], answer: dict[str, 
                     "description": "Stored durably.",
                     "content": {"application/json": {"schema": answer}},
                 },
-                **_problem_answers(400, 401, 404, 409, 413, 422, 429, 503),
+                **_problem_answers(400, 401, 404, 409, 413, 422, 429, 503, 504),
             },
         }
     }

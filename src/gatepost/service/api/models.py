@@ -44,6 +44,9 @@ class EndpointFields(Body):
     )
     limits: dict[str, float] | None = Field(None, description="Limits of an attempt, such as read_timeout, in seconds.")
     deduplicates: bool | None = Field(None, description="The receiver drops repeated webhook-ids.")
+    send_deadline: bool | None = Field(
+        None, description="Send Request-Timeout with each attempt: the seconds for which its answer is waited for."
+    )
     ca_pem: Pem | None = Field(None, description="Certificates trusted instead of the public authorities.")
     client_cert_pem: Pem | None = Field(None, description="Shown to the receiver; needs client_key_pem.")
     client_key_pem: Pem | None = Field(None, description="Its key, without password; sealed, and never shown again.")

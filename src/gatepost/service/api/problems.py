@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
+from gatepost.deadline import DeadlineExceeded
 from gatepost.errors import (
     ConfigurationError,
     Conflict,
@@ -46,6 +47,7 @@ CODES: Final[Mapping[str, tuple[int, str]]] = {
     "rate_limited": (429, "The tenant is over one of its limits."),
     "internal_error": (500, "A fault of ours; the log has more."),
     "overloaded": (503, "The event was not accepted; publish it again, with the same idempotency key."),
+    "deadline_exceeded": (504, "The deadline of this request has passed, or leaves too little time for it."),
     "store_failing": (503, "The store cannot do its work."),
 }
 """Each code, its status and its meaning; the reference page lists them."""
@@ -86,6 +88,8 @@ class Problem(Exception):
         headers = [(b"content-type", MEDIA_TYPE.encode()), (b"content-length", str(len(body)).encode())]
         if self.retry_after is not None:
             headers.append((b"retry-after", str(max(1, math.ceil(self.retry_after))).encode()))
+        if self.code == "deadline_exceeded":
+            headers.append((b"deadline-exceeded", b"handler"))
         if self.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
         return body, headers
@@ -110,6 +114,8 @@ def problem_of(error: GatepostError) -> Problem:
             return Problem("destination_denied", str(error), {"reason": error.reason})
         case HeaderRefused():
             return Problem("invalid_request", f"headers: {error}", {"reason": error.code.value})
+        case DeadlineExceeded():
+            return Problem("deadline_exceeded", str(error))
         case StoreError():
             return Problem("store_failing", str(error), retry_after=STORE_RETRY_AFTER)
         case ConfigurationError():

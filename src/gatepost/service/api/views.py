@@ -55,6 +55,7 @@ def endpoint_view(endpoint: Endpoint, *, reveal: bool = False) -> dict[str, Any]
         "disable_after": endpoint.disable_after,
         "limits": dict(endpoint.limits),
         "deduplicates": endpoint.deduplicates,
+        "send_deadline": endpoint.send_deadline,
         "ca_pem": endpoint.ca_pem,
         "client_cert_pem": endpoint.client_cert_pem,
         "client_key_pem": None if endpoint.client_key_pem is None else MASK,

@@ -31,6 +31,10 @@ Window = Annotated[float | None, typer.Option(help="Seconds within which a deliv
 CaFile = Annotated[Path | None, typer.Option("--ca-file", help="PEM file of the authority to trust instead.")]
 ClientCert = Annotated[Path | None, typer.Option("--client-cert", help="PEM file of a client certificate.")]
 ClientKey = Annotated[Path | None, typer.Option("--client-key", help="PEM file of its key, without password.")]
+SendDeadline = Annotated[
+    bool | None,
+    typer.Option("--send-deadline/--no-send-deadline", help="Send Request-Timeout: how long its answer is waited for."),
+]
 NoProbe = Annotated[bool, typer.Option("--no-probe", help="Do not look at its certificate first: store as unverified.")]
 Description = Annotated[str | None, typer.Option(help="A note for people.")]
 
@@ -52,6 +56,7 @@ def create(
     client_cert: ClientCert = None,
     client_key: ClientKey = None,
     no_probe: NoProbe = False,
+    send_deadline: SendDeadline = None,
     secret: Annotated[
         str | None, typer.Option(envvar="GATEPOST_ENDPOINT_SECRET", help="whsec_…; default: made.")
     ] = None,
@@ -65,7 +70,7 @@ def create(
         event_type, description, header, schedule, window, status_rule, concurrency, rate, disable_after, limit
     )
     fields |= _tls_fields(ca_file, client_cert, client_key, no_probe)
-    body = {"url": destination, "tenant": tenant, "secret": secret, **fields}
+    body = {"url": destination, "tenant": tenant, "secret": secret, "send_deadline": send_deadline, **fields}
     answer = _client(url, api_key).call(
         "POST", "/v1/endpoints", {name: value for name, value in body.items() if value is not None}
     )
@@ -126,6 +131,7 @@ def update(
     client_cert: ClientCert = None,
     client_key: ClientKey = None,
     no_probe: NoProbe = False,
+    send_deadline: SendDeadline = None,
     url: UrlOption = DEFAULT_URL,
     api_key: KeyOption = None,
     as_json: JsonFlag = False,
@@ -137,6 +143,8 @@ def update(
     changes |= _tls_fields(ca_file, client_cert, client_key, no_probe)
     if destination is not None:
         changes["url"] = destination
+    if send_deadline is not None:
+        changes["send_deadline"] = send_deadline
     _print(_client(url, api_key).call("PATCH", _path(endpoint_id), changes), as_json)
 
 
