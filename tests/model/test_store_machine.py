@@ -32,6 +32,7 @@ from gatepost.store.rows import (
     DeliveryFilter,
     DeliveryInfo,
     EnqueueResult,
+    FanOut,
     LaneWant,
     NewEvent,
     Retention,
@@ -110,6 +111,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.keys: dict[tuple[str, str], NewEvent] = {}
         self.stored: dict[int, NewEvent] = {}
         self.ever: dict[int, NewEvent] = {}  # every event that was accepted, also those that retention took
+        self.cursors: dict[int, FanOut] = {}
         self.held: dict[int, Row] = {}
         self.stale: tuple[int, list[Row]] = (0, [])  # what an owner before held, and its epoch
         self.batches: list[tuple[SettleBatch, SettleBatch]] = []
@@ -201,6 +203,53 @@ class StoreMachine(RuleBasedStateMachine):
             self.states[number] = "waiting"
             self.tenants[number] = event.tenant
         return EnqueueResult(event.event_id, False, False)
+
+    @rule(first=st.sampled_from([(), (1,)]), key=st.sampled_from([None, "a", "w"]))
+    def enqueue_wide(self, first: Sequence[int], key: str | None) -> None:
+        """More targets than one transaction takes: the rest stands behind a cursor."""
+        event = self.owner.event(*first, tenant="acme", key=key)
+        cursor = FanOut(event.event_id, 0, "acme", event.type, SUB_NORMAL, self.owner.now, max(first, default=0))
+        [result] = self.accept([replace(event, fan_out=cursor)])
+        if not result.duplicate and not result.conflict:
+            self.cursors[event.event_id] = cursor
+
+    @precondition(lambda self: self.cursors)
+    @rule(
+        pick=st.integers(0, 1 << 20),
+        endpoints=st.sampled_from([(), (1,), (1, 2)]),
+        end=st.booleans(),
+        stale=st.booleans(),
+    )
+    def extend(self, pick: int, endpoints: Sequence[int], end: bool, stale: bool) -> None:
+        """The cursor moves with its deliveries, from where it stands and from nowhere else."""
+        cursor = list(self.cursors.values())[pick % len(self.cursors)]
+        after = None if end else cursor.after + 1
+        targets = [
+            Target(lane_of(number, SUB_NORMAL), 0, self.owner.ids.next(), self.owner.now) for number in endpoints
+        ]
+        asked = cursor._replace(after=cursor.after + 7) if stale else cursor
+        for store in (self.subject, self.oracle):
+            assert self.run(store.extend(asked, targets, after)) is not stale
+        if stale:
+            return
+        event = self.ever[cursor.event_id]
+        for lane, part, number, due_at in targets:
+            self.rows[number] = Row(lane, due_at, number, event.event_id, 0, event.created_at, part)
+            self.states[number] = "waiting"
+            self.tenants[number] = event.tenant
+        if after is None:
+            del self.cursors[cursor.event_id]
+        else:
+            self.cursors[cursor.event_id] = cursor._replace(after=after)
+
+    @invariant()
+    def every_unfinished_fan_out_is_found(self) -> None:
+        """With its event, whose body the deliveries to come will need."""
+        if not hasattr(self, "subject"):
+            return
+        expected = [cursor for _, cursor in sorted(self.cursors.items())]
+        assert list(self.run(self.subject.fan_outs([0], 1_000))) == expected
+        assert set(self.run(self.subject.load_events(self.cursors))) == set(self.cursors)
 
     # -- owning
 
