@@ -166,8 +166,8 @@ def test_parts_that_change_epoch_are_lost_and_won() -> None:
         await owner.keeper.beat()
         assert (owner.won, owner.lost) == ([[0], [0]], [[0]])
         assert store.asked[-1] == ({0: 3}, 0)
-        owner.keeper.fenced([0, 9])
-        owner.keeper.fenced([0])
+        owner.keeper.fenced({0: 5, 9: 1})
+        owner.keeper.fenced({0: 5})
         assert owner.lost == [[0], [0]]
         store.leases = {}
         await owner.keeper.beat()
