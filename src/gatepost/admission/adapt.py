@@ -34,6 +34,8 @@ PENDING_MAX: Final = 5
 RECENT: Final = 20
 HEALTHY_SHARE: Final = 0.8
 """An endpoint that answers fewer of its last 20 attempts is failing, and nothing is learned from it."""
+SHIFT: Final = 2.0
+"""Probes slower than so many medians show that the endpoint has become another: the old samples go."""
 GROWTH: Final = 1.5
 """Over the largest sample, when p99 cannot be read because too many were cut off."""
 PAYOFF_CALLS: Final = 10
@@ -212,6 +214,10 @@ class AdaptiveTimeout:
         """Three probes passed, the slowest after `slowest` seconds: believe them, and forget the failures before."""
         self._recent, self._seen = 0b111, 3
         wanted = min(rules.ceiling, rules.factor * slowest)
+        if wanted > rules.floor and slowest > SHIFT * self.p50:
+            # Another regime: what it took before would keep calling it slow, and its own time again a reason to open.
+            self.ring.clear()
+            self.p50, self.p99 = slowest, 0.0
         if wanted > max(self.value, rules.floor):
             self._set(wanted, now)
             self.rebased = True

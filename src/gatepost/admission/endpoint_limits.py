@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from gatepost.admission.adapt import AdaptiveTimeout, AdaptRules, Learned
 from gatepost.admission.alerts import MixAlert, OutcomeMix
 from gatepost.admission.breaker import BREAKER_BYTES, Breaker, BreakerMode, BreakerRules, BreakerState, TripCause
-from gatepost.admission.concurrency import ConcurrencyLimit, ConcurrencyRules, slower
+from gatepost.admission.concurrency import SLOW_OF_MEDIAN, ConcurrencyLimit, ConcurrencyRules, slower
 from gatepost.admission.evidence import ENDPOINT_FAILURES, SIGNS, Facts, Sign
 from gatepost.admission.latency import LatencyRing
 
@@ -433,5 +433,6 @@ class EndpointLimits:
         rules, before = self.rules, self.read_timeout
         after = rules.read_timeout if rules.pinned else self._timeout.in_force(rules.read_timeout, rules.adapt)
         self.read_timeout = after
-        self._slow_us = round(rules.breaker.slow_limit(after) * _SECOND_US)
+        # A legitimately slow endpoint is not slower than itself: what takes twice its usual time is.
+        self._slow_us = round(max(rules.breaker.slow_limit(after), SLOW_OF_MEDIAN * self._timeout.p50) * _SECOND_US)
         return () if after == before else (TimeoutChange(before, after),)
