@@ -176,7 +176,12 @@ def _remove() -> None:
 def _watched_socket(original: Callable[..., Any], operation: str) -> Callable[..., Any]:
     def watched(sock: Any, *args: Any, **options: Any) -> Any:
         if _active:
-            _look(sock.gettimeout(), operation)
+            try:
+                _look(sock.gettimeout(), operation)
+            except MissingTimeout:
+                if operation == "connect":
+                    sock.close()  # libraries close it for an OSError only, which this must not be taken for
+                raise
         return original(sock, *args, **options)
 
     watched.__name__ = original.__name__
