@@ -200,6 +200,8 @@ class Gate:
 
     def ended(self, run: Run) -> None:
         """The request is over, however it ended."""
+        if not self.dark and self.settings.spans is None:
+            return
         left = run.deadline.remaining()
         if self.dark and left <= 0:
             self._counters.count(Metric.WOULD_REJECT, "handler")
