@@ -17,7 +17,6 @@ from typing import Final
 
 from gatepost.store.rows import NodeInfo
 
-
 WEIGHT_MAX: Final = 1_000.0
 """The largest weight of a process: beyond a thousandth of the parts, a lighter one would hold none."""
 
