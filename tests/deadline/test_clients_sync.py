@@ -346,6 +346,31 @@ def test_addresses_share_one_connect_limit() -> None:
         assert not isinstance(caught.value, DeadlineExceeded)
 
 
+def test_a_proxy_that_drips_its_answer_to_connect_ends_too() -> None:
+    """The tunnel is built before the TLS socket exists, by a reader of its own in each library."""
+    target = "https://shop.invalid/"
+
+    def by_httpx(proxy: str) -> None:
+        with httpx.Client(transport=gp_httpx.DeadlineTransport(PATIENT, proxy=proxy), timeout=None) as client:
+            client.get(target)
+
+    def by_httpx2(proxy: str) -> None:
+        with httpx2.Client(transport=gp_httpx2.DeadlineTransport(PATIENT, proxy=proxy), timeout=None) as client:
+            client.get(target)
+
+    def by_requests(proxy: str) -> None:
+        with requests.Session() as session:
+            session.trust_env = False
+            session.mount("https://", gp_requests.DeadlineAdapter(PATIENT))
+            session.get(target, proxies={"https": proxy})
+
+    for call in (by_httpx, by_httpx2, by_requests):
+        with hostile("drip-head", seconds=0.05) as server, deadline(0.3), takes(0.25, 0.3 + LATE):
+            with pytest.raises(DeadlineExceeded):
+                call(server.url)
+            assert server.requests[-1].head.startswith(b"CONNECT shop.invalid:443")
+
+
 def test_uploads_to_a_server_that_does_not_read_end_too() -> None:
     """Writing has the same trap: each piece the kernel takes starts the timeout anew."""
     body = b"z" * 50_000_000
