@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from docs.page_api import render_api
+from docs.page_deadline import render_deadline
 from docs.page_decisions import render_decisions
 from docs.page_metrics import render_metrics
 from docs.page_outcomes import render_outcomes
@@ -20,6 +21,7 @@ from docs.tables import COMMAND
 REFERENCE = Path(__file__).parent / "reference"
 PAGES = {
     REFERENCE / "outcomes.md": render_outcomes,
+    REFERENCE / "deadline.md": render_deadline,
     REFERENCE / "decisions.md": render_decisions,
     REFERENCE / "settings.md": render_settings,
     REFERENCE / "api.md": render_api,
