@@ -27,6 +27,9 @@ CHANNEL: Final = "gatepost_poke"
 """One for all: what is said concerns any node (a part that is free), and each leaves alone what it does not own."""
 LOCK_SPACE: Final = 0x6750
 """The upper half of a session lock's key, so that ours are told from others' in pg_locks."""
+ANSWER_MAX: Final = 5.0
+"""Seconds within which the session must answer; each node asks twice a second (`nodes`). Less than the nine that the server takes
+to notice a peer that is gone (`pool`: keepalives), so that a node behind a dead network stops before others take its parts."""
 POKES_MAX: Final = 10_000
 """Pokes kept until somebody fetches them; beyond it the oldest go, and polling heals what is lost."""
 POKES_PER_MESSAGE: Final = 280
@@ -88,11 +91,15 @@ class Session:
 
         Not made again after a fault: the caller must learn that the session was lost. Raises `StoreError`.
         """
-        self._pool.check_open()
+        self._check_open()
         call = asyncio.get_running_loop().create_task(self._run(node, work), name="gatepost postgres session")
         self._calls.add(call)
         call.add_done_callback(self._ended)
         return await asyncio.shield(call)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreError("the store is closed")
 
     def _ended(self, call: asyncio.Task[Any]) -> None:
         self._calls.discard(call)
@@ -102,7 +109,7 @@ class Session:
     async def _run(self, node: str | None, work: Callable[[Connection], Awaitable[T]]) -> T:
         async with self._turn:
             try:
-                async with asyncio.timeout(self._pool.limits.call):
+                async with asyncio.timeout(min(ANSWER_MAX, self._pool.limits.call)):
                     connection = await self._connected()
                     if node is not None and self.by_session and node not in self._nodes:
                         await connection.execute("SELECT pg_advisory_lock_shared($1)", session_key(node))
@@ -119,7 +126,7 @@ class Session:
 
     async def _connected(self) -> Connection:
         if self._connection is None or self._connection.is_closed():
-            self._pool.check_open()
+            self._check_open()
             self._drop()
             connection = await connect(self._pool.address)
             try:
@@ -171,7 +178,7 @@ class Session:
             self._news.clear()
             if not self._pokes and not self._lost:
                 await self._news.wait()
-            self._pool.check_open()
+            self._check_open()
         pokes, self._pokes = list(self._pokes.values()), {}
         return pokes
 
@@ -194,6 +201,7 @@ class Session:
 
     async def aclose(self) -> None:
         """End the session in order: the others see at once that its nodes are gone. Idempotent."""
+        self._closed = True
         if self._calls:
             await asyncio.wait(self._calls)
         connection, self._connection = self._connection, None
