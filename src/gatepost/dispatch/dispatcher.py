@@ -593,8 +593,8 @@ class Dispatcher:
 
     def _numbers_of(self, parts: Collection[int]) -> Sequence[int]:
         """Endpoints whose deliveries wait in these parts."""
-        of = self.store.capabilities.parts
-        return [number for number in self._catalogue.numbers if number % of in parts]
+        of, wanted = self.store.capabilities.parts, frozenset(parts)
+        return [number for number in self._catalogue.numbers if number % of in wanted]
 
     def _tell_tenant(self, notice: OperationalObservation) -> None:
         timestamp = datetime.fromtimestamp(self._clock.wall_us() / 1e6, UTC).isoformat(timespec="milliseconds")
