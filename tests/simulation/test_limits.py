@@ -118,12 +118,3 @@ def test_a_store_that_is_slow_is_said_as_overload_with_a_time_to_come_back() -> 
             assert refused.value.retry_after > 0
 
     simulate(main)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("rate", [0.5, 2.0])
-def test_an_endpoint_that_always_takes_eight_seconds_is_probed_once_and_then_served(seed: int, rate: float) -> None:
-    """Slow and well: it is believed after its probes, gets the attempts in flight it needs, and is not slower than itself."""
-    result = EndpointModel(constant(8.0), rate=rate, seed=seed, poisson=True).run(3_600.0)
-    assert len(result.opened_at) == 1
-    assert (result.failed, result.waiting) == (0, 0)
