@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from typing import Final
 
+from gatepost.delivery.ids import ENDPOINT, decode_id
 from gatepost.store.paging import check_limit
 from gatepost.store.port import Change
 from gatepost.store.postgres import changes
+from gatepost.store.postgres.operate import purge_dead
 from gatepost.store.postgres.pool import Connection, Pool
-from gatepost.store.rows import TenantPurge
+from gatepost.store.postgres.views import dead_keys
+from gatepost.store.rows import DeadFilter, TenantPurge
 
 CHUNK: Final = 1_000
 """Rows erased in one transaction: some tens of milliseconds."""
@@ -20,35 +23,32 @@ EVENTS_WALK: Final = 20_000
 WALKS_MAX: Final = 5
 
 _FAN_OUTS: Final = "DELETE FROM gp_fan_out WHERE tenant = $1::text"
+# Rows are found first and deleted by key: in one statement the planner may read whole tables for a join.
 _OUTBOX: Final = """
-DELETE FROM gatepost_outbox WHERE event_id IN (
- SELECT event_id FROM gatepost_outbox WHERE tenant = $1::text ORDER BY event_id LIMIT $2::bigint) RETURNING 1"""
+DELETE FROM gatepost_outbox WHERE ctid = ANY(ARRAY(
+ SELECT ctid FROM gatepost_outbox WHERE tenant = $1::text ORDER BY event_id LIMIT $2::bigint)) RETURNING 1"""
+_FIND: Final = "SELECT lane, at, id, state FROM gp_history WHERE tenant = $1::text ORDER BY id LIMIT $2::bigint"
 _DELIVERIES: Final = """
-WITH chosen AS MATERIALIZED (
- SELECT id, lane, at, state FROM gp_history WHERE tenant = $1::text ORDER BY id LIMIT $2::bigint),
-waiting AS (
- DELETE FROM gp_delivery AS d USING chosen AS c WHERE d.lane = c.lane AND d.due_at = c.at AND d.id = c.id AND c.state = 0),
-log AS (DELETE FROM gp_attempt AS a USING chosen AS c WHERE a.delivery_id = c.id RETURNING 1),
-letters AS (DELETE FROM gp_dead AS x USING chosen AS c WHERE c.state = 1 AND x.died_at = c.at AND x.id = c.id RETURNING 1),
-gone AS (DELETE FROM gp_history AS h USING chosen AS c WHERE h.id = c.id RETURNING 1)
+WITH waiting AS (
+ DELETE FROM gp_delivery AS d USING unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS k(lane, at, id)
+  WHERE d.lane = k.lane AND d.due_at = k.at AND d.id = k.id),
+log AS (DELETE FROM gp_attempt WHERE delivery_id = ANY($3::bigint[]) RETURNING 1),
+letters AS (
+ DELETE FROM gp_dead AS x USING unnest($2::bigint[], $3::bigint[]) AS k(at, id) WHERE x.died_at = k.at AND x.id = k.id RETURNING 1),
+gone AS (DELETE FROM gp_history WHERE id = ANY($3::bigint[]) RETURNING 1)
 SELECT (SELECT count(*) FROM gone), (SELECT count(*) FROM log), (SELECT count(*) FROM letters)"""
-# Letters and rows whose history retention has taken.
-_LETTERS: Final = """
-DELETE FROM gp_dead WHERE (died_at, id) IN (
- SELECT died_at, id FROM gp_dead WHERE tenant = $1::text ORDER BY died_at LIMIT $2::bigint) RETURNING 1"""
 _LANES: Final = "SELECT lane FROM gp_active WHERE tenant = $1::text"
+# What has no history any more.
 _ROWS: Final = """
-DELETE FROM gp_delivery WHERE (lane, due_at, id) IN (
- SELECT d.lane, d.due_at, d.id FROM gp_active AS a JOIN gp_delivery AS d ON d.lane = a.lane
-  WHERE a.tenant = $1::text LIMIT $2::bigint) RETURNING 1"""
-_EVENTS: Final = """
-WITH walked AS MATERIALIZED (
- SELECT id, tenant FROM gp_event WHERE id > $2::bigint ORDER BY id LIMIT $3::bigint),
-gone AS (DELETE FROM gp_event AS e USING walked AS w WHERE w.tenant = $1::text AND e.id = w.id RETURNING 1)
-SELECT (SELECT max(id) FROM walked), (SELECT count(*) FROM gone)"""
+DELETE FROM gp_delivery WHERE ctid = ANY(ARRAY(
+ SELECT d.ctid FROM gp_active AS a CROSS JOIN LATERAL (
+   SELECT x.ctid FROM gp_delivery AS x WHERE x.lane = a.lane LIMIT $2::bigint) AS d
+  WHERE a.tenant = $1::text LIMIT $2::bigint)) RETURNING 1"""
 _KEYS: Final = """
-DELETE FROM gp_dedup WHERE (tenant, key) IN (
- SELECT tenant, key FROM gp_dedup WHERE tenant = $1::text ORDER BY key LIMIT $2::bigint) RETURNING 1"""
+DELETE FROM gp_dedup WHERE ctid = ANY(ARRAY(
+ SELECT ctid FROM gp_dedup WHERE tenant = $1::text ORDER BY key LIMIT $2::bigint)) RETURNING 1"""
+_WALK_EVENTS: Final = "SELECT id, tenant FROM gp_event WHERE id > $1::bigint ORDER BY id LIMIT $2::bigint"
+_EVENTS: Final = "DELETE FROM gp_event WHERE id = ANY($1::bigint[]) RETURNING 1"
 _STATES: Final = "DELETE FROM gp_endpoint_state WHERE endpoint = ANY($1::bigint[])"
 
 
@@ -77,12 +77,16 @@ class Eraser:
         while left > 0:
             lanes = await self._pool.fetch(_LANES, tenant)
             self._endpoints.setdefault(tenant, set()).update(row[0] >> 8 for row in lanes)
-            [(gone, log, letters)] = await self._pool.fetch(_DELIVERIES, tenant, min(left, CHUNK))
-            deliveries, attempts, dead = deliveries + gone, attempts + log, dead + letters
-            left -= gone
-            if gone == 0:
+            found = await self._pool.fetch(_FIND, tenant, min(left, CHUNK))
+            if not found:
                 break
-        dead += await erase(_LETTERS)
+            keys_of = [[row[at] for row in found] for at in range(3)]
+            [(gone, log, letters)] = await self._pool.fetch(_DELIVERIES, *keys_of)
+            deliveries, attempts, dead = deliveries + gone, attempts + log, dead + letters
+            left -= len(found)
+        if left > 0:
+            stray = await self._stray_letters(tenant, min(left, CHUNK))
+            dead, left = dead + stray, left - stray
         deliveries += await erase(_ROWS)
         keys = await erase(_KEYS)
         events, more = await self._erase_events(tenant, left) if left > 0 else (0, True)
@@ -97,20 +101,27 @@ class Eraser:
         erased = 0
         for _ in range(WALKS_MAX):
             begin = self._events_at.get(tenant, -1)
-            [(end, gone)] = await self._pool.fetch(_EVENTS, tenant, begin, min(EVENTS_WALK, limit - erased))
-            erased += gone
-            if end is None:
+            walked = await self._pool.fetch(_WALK_EVENTS, begin, EVENTS_WALK)
+            if not walked:
                 self._events_at.pop(tenant, None)
                 return erased, False
-            self._events_at[tenant] = end
+            own = [row[0] for row in walked if row[1] == tenant]
+            chosen = own[: min(limit - erased, CHUNK)]
+            if chosen:
+                erased += len(await self._pool.fetch(_EVENTS, chosen))
+            self._events_at[tenant] = chosen[-1] if len(chosen) < len(own) else walked[-1][0]
             if erased >= limit:
                 break
         return erased, True
 
+    async def _stray_letters(self, tenant: str, limit: int) -> int:
+        """Dead letters whose history retention has taken."""
+        where = DeadFilter(tenant=tenant)
+        keys, _ = await self._pool.run(lambda connection: dead_keys(connection, where, None, limit))
+        return await self._pool.run(lambda connection: purge_dead(connection, keys)) if keys else 0
+
     async def _erase_records(self, connection: Connection, tenant: str) -> tuple[int, int]:
         """Returns how many endpoints and API keys."""
-        from gatepost.delivery.ids import ENDPOINT, decode_id
-
         async with connection.transaction():
             endpoints = [
                 row[0]

@@ -24,22 +24,24 @@ CARRY_MAX: Final = 2_000
 AGAIN_AFTER: Final = 6 * 3_600_000_000
 """Microseconds until a day in which too many rows were needed is looked at again."""
 
+# Scalar subqueries with a limit are asked row by row; EXISTS may be answered from a hash of a whole table.
 _HISTORY: Final = """
 WITH s AS MATERIALIZED (
  SELECT id, lane, at, state FROM {table} WHERE id > $1::bigint AND id < $2::bigint ORDER BY id LIMIT $3::bigint)
 SELECT s.id, 0::bigint, CASE s.state
-  WHEN 0 THEN EXISTS (SELECT 1 FROM gp_delivery AS d WHERE d.lane = s.lane AND d.due_at = s.at AND d.id = s.id)
-  WHEN 1 THEN EXISTS (SELECT 1 FROM gp_dead AS x WHERE x.died_at = s.at AND x.id = s.id)
+  WHEN 0 THEN (SELECT 1 FROM gp_delivery AS d WHERE d.lane = s.lane AND d.due_at = s.at AND d.id = s.id LIMIT 1) IS NOT NULL
+  WHEN 1 THEN (SELECT 1 FROM gp_dead AS x WHERE x.died_at = s.at AND x.id = s.id LIMIT 1) IS NOT NULL
   ELSE s.at >= $4::bigint END
- OR EXISTS (SELECT 1 FROM gp_attempt AS a WHERE a.delivery_id = s.id AND a.started_at + a.elapsed_us >= $4::bigint)
+ OR (SELECT 1 FROM gp_attempt AS a WHERE a.delivery_id = s.id AND a.started_at + a.elapsed_us >= $4::bigint LIMIT 1) IS NOT NULL
  FROM s ORDER BY s.id"""
 _EVENTS: Final = """
 WITH s AS MATERIALIZED (
  SELECT id, created_at FROM {table} WHERE id > $1::bigint AND id < $2::bigint ORDER BY id LIMIT $3::bigint)
-SELECT s.id, s.created_at, EXISTS (
-  SELECT 1 FROM gp_history AS h JOIN gp_delivery AS d ON d.lane = h.lane AND d.due_at = h.at AND d.id = h.id
-   WHERE h.event_id = s.id AND h.state = 0)
- OR EXISTS (SELECT 1 FROM gp_fan_out AS f WHERE f.event_id = s.id)
+SELECT s.id, s.created_at, (
+  SELECT 1 FROM gp_history AS h CROSS JOIN LATERAL (
+    SELECT 1 FROM gp_delivery AS d WHERE d.lane = h.lane AND d.due_at = h.at AND d.id = h.id LIMIT 1) AS waiting
+   WHERE h.event_id = s.id AND h.state = 0 LIMIT 1) IS NOT NULL
+ OR (SELECT 1 FROM gp_fan_out AS f WHERE f.event_id = s.id LIMIT 1) IS NOT NULL
  FROM s WHERE $4::bigint IS NOT NULL ORDER BY s.id"""
 _DELETE_HISTORY: Final = """
 WITH gone AS (DELETE FROM {table} WHERE id = ANY($1::bigint[]) RETURNING id),
@@ -55,7 +57,7 @@ SELECT count(*), 0::bigint FROM gone"""
 _DELETE_STRAYS: Final = """
 WITH gone AS (
  DELETE FROM gp_attempt_default AS a WHERE a.delivery_id > $1::bigint AND a.delivery_id <= $2::bigint
-  AND NOT EXISTS (SELECT 1 FROM gp_history AS h WHERE h.id = a.delivery_id) RETURNING 1)
+  AND (SELECT 1 FROM gp_history AS h WHERE h.id = a.delivery_id LIMIT 1) IS NULL RETURNING 1)
 SELECT count(*) FROM gone"""
 _NOTE_LATE: Final = """
 CREATE OR REPLACE TRIGGER gp_note_late BEFORE INSERT ON {table} FOR EACH ROW EXECUTE FUNCTION gp_note_late()"""

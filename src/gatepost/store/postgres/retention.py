@@ -48,7 +48,7 @@ INSERT INTO gp_active (part, lane, tenant)
  SELECT d.part, l.lane, coalesce(h.tenant, '') FROM unnest($1::bigint[]) AS l(lane)
   CROSS JOIN LATERAL (SELECT part, id FROM gp_delivery AS x WHERE x.lane = l.lane ORDER BY due_at, id LIMIT 1) AS d
   LEFT JOIN gp_history AS h ON h.id = d.id
-  WHERE NOT EXISTS (SELECT 1 FROM gp_active AS a WHERE a.part = d.part AND a.lane = l.lane AND a.idle_at IS NULL)
+  WHERE (SELECT 1 FROM gp_active AS a WHERE a.part = d.part AND a.lane = l.lane AND a.idle_at IS NULL LIMIT 1) IS NULL
   ORDER BY 1, 2
  ON CONFLICT (part, lane) DO UPDATE SET idle_at = NULL RETURNING 1"""
 

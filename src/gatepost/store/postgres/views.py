@@ -22,21 +22,24 @@ SORT_MAX: Final = 10_000
 """Waiting rows that are read and sorted in one call; where more wait, nearly all that is walked waits."""
 _ENDED: Final = {"dead": 1, "cancelled": 2}
 
+# A scalar subquery with a limit is asked row by row; EXISTS may be answered from a hash of the whole table.
 _WALK: Final = """
-SELECT h.id, h.event_id, h.lane >> 8, h.tenant, h.state, h.state = 0 AND EXISTS (
-  SELECT 1 FROM gp_delivery AS d WHERE d.lane = h.lane AND d.due_at = h.at AND d.id = h.id)
+SELECT h.id, h.event_id, h.lane >> 8, h.tenant, h.state, h.state = 0 AND (
+  SELECT 1 FROM gp_delivery AS d WHERE d.lane = h.lane AND d.due_at = h.at AND d.id = h.id LIMIT 1) IS NOT NULL
  FROM (SELECT id, event_id, lane, tenant, state, at FROM gp_history WHERE {base} AND id < $2::bigint
   ORDER BY id DESC LIMIT $3::bigint) AS h"""
 _EVENT: Final = "event_id = $1::bigint"
 _ENDPOINT: Final = "(lane >> 8) = $1::bigint"
 _TENANT: Final = "tenant = $1::text"
 _NUMBERS: Final = "id = ANY($1::bigint[])"
-# By index only.
+# By index only; the inner limit keeps the planner from joining whole tables for the outer one.
 _WAITING_OF_ENDPOINT: Final = (
     "SELECT id FROM gp_delivery WHERE lane >= $1::bigint << 8 AND lane < ($1::bigint + 1) << 8 LIMIT $2::bigint"
 )
 _WAITING_OF_TENANT: Final = """
-SELECT d.id FROM gp_active AS a JOIN gp_delivery AS d ON d.lane = a.lane WHERE a.tenant = $1::text LIMIT $2::bigint"""
+SELECT d.id FROM gp_active AS a
+ CROSS JOIN LATERAL (SELECT x.id FROM gp_delivery AS x WHERE x.lane = a.lane LIMIT $2::bigint) AS d
+ WHERE a.tenant = $1::text LIMIT $2::bigint"""
 _SHOW: Final = """
 SELECT h.id, h.event_id, h.tenant, h.lane >> 8, h.state, h.at, d.attempt, coalesce(e.type, x.event_type, ''),
   a.number, a.outcome, a.status, a.started_at + a.elapsed_us, x.attempts, x.outcome, x.status
