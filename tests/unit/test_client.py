@@ -552,12 +552,14 @@ async def test_a_cancelled_close_leaves_nothing_either() -> None:
 async def test_a_redirect_whose_body_we_cut_is_not_followed(closing: bool) -> None:
     """Its head has come and says 307, so the status stands; but what was just stopped must not begin anew elsewhere."""
     requests = 0
+    answered = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal requests
         await reader.readuntil(b"\r\n\r\nx")
         requests += 1
         writer.write(b"HTTP/1.1 307 X\r\nLocation: /elsewhere\r\nContent-Length: 10\r\n\r\nabc")
+        answered.set()
         await reader.read()
         writer.close()
 
@@ -566,8 +568,7 @@ async def test_a_redirect_whose_body_we_cut_is_not_followed(closing: bool) -> No
         policy = limits(follow_redirects=True, read_timeout=5.0 if closing else 0.2)
         client = DispatchClient(policy, egress=LOOPBACK)
         task = asyncio.create_task(client.deliver(url, b"x"))
-        while not requests:  # what comes first, a TLS context for elsewhere, takes its time
-            await asyncio.sleep(0.01)
+        await answered.wait()  # what comes first, a TLS context for elsewhere, takes its time
         await asyncio.sleep(0.1)
         if closing:
             await client.aclose()
