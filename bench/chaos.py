@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import random
 import signal
 import statistics
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import asyncpg
 
 from bench.chaos_fleet import ORDERED, Field, Plan, Worker, prepared
+from bench.chaos_report import examples
 from bench.machine import raise_file_limit
 from bench.postgres import MeasuredServer, measured_server
 from bench.report import Steps, add_common_options, print_json, print_line, print_machine, print_table, steps
@@ -69,26 +70,24 @@ async def dead_ids(server: MeasuredServer) -> set[str]:
 async def chaos(plan: Plan, server: MeasuredServer, progress: Steps) -> dict[str, Any]:
     """All faults, spread over the time that the events take; then drain and compare."""
     async with prepared(plan, server) as field_:
-        faults = ["kill"] * plan.kills + ["restart"] * plan.restarts + ["freeze"] * plan.freezes
-        faults += ["cut"] * plan.cuts + ["silence"] * plan.silences
-        random.Random(3).shuffle(faults)
-        gap = plan.events / plan.rate / (len(faults) + 1)
+        faults = plan.faults()
+        gap = plan.gap or plan.events / plan.rate / (len(faults) + 1)
         began = time.monotonic()
         loading = asyncio.ensure_future(field_.load.run(plan.events))
-        thawing: list[asyncio.Task[None]] = []
+        ending: list[asyncio.Task[Any]] = []
         done: list[dict[str, Any]] = []
         try:
             for number, fault in enumerate(faults):
                 await asyncio.sleep(max(0.0, began + gap * (number + 1) - time.monotonic()))
                 progress.begin(f"{fault}, {number + 1} of {len(faults)}")
                 done.append({"fault": fault, "at": round(time.monotonic() - began, 1)})
-                await _apply(fault, field_, thawing, number)
+                await _apply(fault, field_, ending, number)
                 progress.done()
             await loading
-            await asyncio.gather(*thawing)
+            await asyncio.gather(*ending)  # what was killed runs again, what was frozen goes on
         finally:
             loading.cancel()
-            for task in thawing:
+            for task in ending:
                 task.cancel()
         progress.begin("drain")
         field_.proxy.restore()
@@ -97,23 +96,25 @@ async def chaos(plan: Plan, server: MeasuredServer, progress: Steps) -> dict[str
         return await _verdict(field_, plan, done, empty)
 
 
-async def _apply(fault: str, field_: Field, thawing: list[asyncio.Task[None]], number: int) -> None:
+async def _apply(fault: str, field_: Field, ending: list[asyncio.Task[Any]], number: int) -> None:
     fleet = field_.fleet
     if fault == "kill":
-        victim = fleet.workers[number % len(fleet.workers)]
+        while not fleet.living:  # noqa: ASYNC110 - there is nothing to wait for
+            await asyncio.sleep(0.1)
+        victim = fleet.living[number % len(fleet.living)]
         await fleet.kill(victim)
-        await fleet.start(victim.number)
+        ending.append(asyncio.ensure_future(fleet.start(victim.number)))
     elif fault == "restart":
         await asyncio.to_thread(field_.server.server.restart, "immediate")
     elif fault == "freeze":
         victim = next(one for one in fleet.workers if one.number == 1 % len(fleet.workers))
         victim.process.send_signal(signal.SIGSTOP)
-        thawing.append(asyncio.ensure_future(_thaw(victim)))
+        ending.append(asyncio.ensure_future(_thaw(victim)))
     elif fault == "cut":
         field_.proxy.cut_answer(b"COMMIT" if number % 2 else b"gp_delivery")
     else:
         field_.proxy.black_hole()
-        thawing.append(asyncio.ensure_future(_hear(field_.proxy)))
+        ending.append(asyncio.ensure_future(_hear(field_.proxy)))
 
 
 async def _thaw(worker: Worker) -> None:
@@ -152,6 +153,10 @@ async def _verdict(field_: Field, plan: Plan, faults: list[dict[str, Any]], empt
         "out_of_order": arrivals.out_of_order,
         "drained": empty,
         "faults": faults,
+        "lost_examples": await examples(field_.server.url, lost),
+        "doubled_examples": await examples(
+            field_.server.url, [name for name, count in arrivals.counts.items() if count > 1]
+        ),
         # A frozen process cannot see that its time is over: what it had begun may overlap its successor (invariant I2).
         "ok": not lost
         and not strangers
@@ -285,6 +290,8 @@ def show(result: dict[str, Any]) -> None:
             print_line(f"{name.replace('_', ' ')}: {result[name]}")
     if result["faults"]:
         print_line("Faults: " + ", ".join(f"{one['fault']} at {one['at']} s" for one in result["faults"]))
+    for line in result["lost_examples"]:
+        print_line(f"lost: {line}")
     print_line("good" if result["ok"] else "[red]NOT GOOD[/red]")
     print_machine()
 
@@ -306,6 +313,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cuts", type=int, default=4, help="answers of commits lost")
     parser.add_argument("--silences", type=int, default=0, help="networks that go silent beyond the lease")
     parser.add_argument("--directory", help="where the database goes")
+    parser.add_argument("--logs", type=Path, help="an existing directory for what the workers say")
     options = parser.parse_args(argv)
     raise_file_limit()
     scenario = options.scenario
@@ -319,6 +327,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         cuts=options.cuts,
         silences=options.silences,
         failing=0.1 if scenario == "chaos" else 0.0,
+        logs=options.logs,
     )
     total = {
         "chaos": plan.kills + plan.restarts + plan.freezes + plan.cuts + plan.silences + 1,

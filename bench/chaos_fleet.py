@@ -50,15 +50,30 @@ class Plan:
     events: int
     rate: float
     """Events a second."""
-    kills: int
-    restarts: int
+    kills: int = 0
+    restarts: int = 0
     """Of the database, immediate: no checkpoint, all sessions gone."""
-    freezes: int
-    cuts: int
+    freezes: int = 0
+    cuts: int = 0
     """Commits whose answer is lost on its way to the first worker."""
-    silences: int
+    silences: int = 0
     """The first worker's connections go silent for longer than a lease."""
     failing: float = 0.1
+    order: Sequence[str] = ()
+    """Faults in this order (kill, restart, freeze, cut, silence) instead of shuffled counts of them."""
+    gap: float | None = None
+    """Seconds between faults; None spreads them over the time that the events take."""
+    logs: Path | None = None
+    """A directory for what the workers say; None: nowhere."""
+
+    def faults(self) -> list[str]:
+        """All of them, in turn."""
+        if self.order:
+            return list(self.order)
+        faults = ["kill"] * self.kills + ["restart"] * self.restarts + ["freeze"] * self.freezes
+        faults += ["cut"] * self.cuts + ["silence"] * self.silences
+        random.Random(3).shuffle(faults)
+        return faults
 
 
 @dataclass(slots=True)
@@ -88,30 +103,40 @@ class Published:
 class Fleet:
     """Workers on one database, started, killed and replaced."""
 
-    def __init__(self, server: MeasuredServer, proxy: CutProxy) -> None:
+    def __init__(self, server: MeasuredServer, proxy: CutProxy, logs: Path | None = None) -> None:
         self._server = server
         self._proxy = proxy
+        self._logs = logs
+        self._started: list[Worker] = []
         self.workers: list[Worker] = []
+        """Those that were ready, the dead ones until they are replaced."""
+
+    @property
+    def living(self) -> list[Worker]:
+        """Those that run."""
+        return [one for one in self.workers if one.process.returncode is None]
 
     async def start(self, number: int) -> Worker:
         """Start worker `number`, the first behind the proxy; returns when it holds parts."""
         url = self._proxy.url(self._server.url) if number == 0 else self._server.url
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "bench.chaos_worker",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL if not os.environ.get("CHAOS_LOG") else None,
-            cwd=ROOT,
-        )
+        with open(os.devnull if self._logs is None else self._logs / f"worker-{number}.log", "ab") as log:  # noqa: ASYNC230
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "bench.chaos_worker",
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                cwd=ROOT,
+            )
+        worker = Worker(number, url, process)
+        self._started.append(worker)
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(json.dumps({"url": url, "keys": list(self._server.keys), "cap": CAP}).encode() + b"\n")
         async with asyncio.timeout(READY_LIMIT):
             if (await process.stdout.readline()).strip() != b"ready":
                 raise RuntimeError(f"worker {number} ended with {await process.wait()}")
-        worker = Worker(number, url, process)
         self.workers = [one for one in self.workers if one.number != number] + [worker]
         return worker
 
@@ -128,7 +153,7 @@ class Fleet:
 
     async def stop(self) -> None:
         """End all."""
-        for worker in self.workers:
+        for worker in self._started:
             if worker.process.returncode is None:
                 worker.process.kill()
                 await worker.process.wait()
@@ -227,7 +252,7 @@ async def prepared(plan: Plan, server: MeasuredServer) -> AsyncIterator[Field]:
             for number in range(ENDPOINTS)
         ]
         await asyncio.sleep(2.0)  # the second publisher follows the registry within that
-        fleet = Fleet(server, proxy)
+        fleet = Fleet(server, proxy, plan.logs)
         stack.push_async_callback(fleet.stop)
         await asyncio.gather(*(fleet.start(number) for number in range(plan.workers)))
         load = Load(publishers, plan.rate)
