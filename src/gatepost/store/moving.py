@@ -118,7 +118,13 @@ async def _put(old: SqliteHouse, new: PostgresHouse, kind: Kind, total: int, on_
 
 
 def _old_box(path: str, keys: Sequence[str] | None) -> SecretBox:
-    """The keys of the file that is moved: its key file's if there is one, as when a dispatcher opens it without keys."""
-    if Path(f"{path}.key").exists():
-        return SecretBox.for_sqlite(path)
-    return SecretBox(keys or ())
+    """The keys of the file that is moved: those of its key file, if it has one, and those given."""
+    file = Path(f"{path}.key")
+    if not file.exists():
+        return SecretBox(keys or ())
+    SecretBox.for_sqlite(path)  # refuses a file that others may read
+    lines = (line.strip() for line in file.read_text().splitlines())
+    found = {line.partition(":")[0]: line for line in lines if line and not line.startswith("#")}
+    for key in keys or ():
+        found.setdefault(key.partition(":")[0], key)
+    return SecretBox(list(found.values()), origin=f"{file} and the setting `keys`")

@@ -164,13 +164,14 @@ class Leaving:
         group = [day] + [one for one in days if one.parent == "gp_attempt" and one.day == day.day and one.attached]
         if self._events:
             group = [day]
-        if await take_away(connection, group, self._carry(group, walk.keep)):
-            taken.rows += walk.seen - len(walk.keep)
-            for one in group:
-                if one.parent == "gp_attempt":
-                    taken.attempts += one.rows
-                await drop(connection, one)
-            taken.more = True
+        if not await take_away(connection, group, self._carry(group, walk.keep)):
+            return  # its table is in use: tried again in a minute, and what comes meanwhile is noted
+        taken.rows += walk.seen - len(walk.keep)
+        for one in group:
+            if one.parent == "gp_attempt":
+                taken.attempts += one.rows
+            await drop(connection, one)
+        taken.more = True
         self._day = None
 
     def _carry(self, group: Sequence[Partition], keep: Sequence[int]) -> list[str]:
