@@ -85,7 +85,8 @@ class DeliveryStore(Protocol):
         ...
 
     async def wait_outbox(self) -> None:
-        """Return when the outbox may hold rows that no earlier return announced, put by whatever process; within 50 ms.
+        """Return when the outbox may hold rows that no earlier return announced, put by whatever process; within
+        50 ms where the engine can tell (SQLite), else within 250 ms.
 
         The first call returns at once, and a needless return is allowed: peek, and wait again. For one waiter.
         """
