@@ -160,7 +160,8 @@ class Gate:
         now_ns = self._clock.monotonic_ns()
         if items or known is not None:
             received = read_headers(items, self._policy, self._clock.wall_us(), known)
-            self._count_problems(received.problems)
+            if received.problems:
+                self._count_problems(received.problems)
             given, budget_ns = received.given, received.budget_ns
             if budget_ns is None:
                 refusal = self._refuse(400, "invalid", "deadline_invalid", "; ".join(map(str, received.problems)))
@@ -171,8 +172,7 @@ class Gate:
         else:
             given, source = False, "default"
             budget_ns = asked_ns = self._default_ns
-        self._counters.count(Metric.REQUESTS, source if source in _SOURCES else "header")
-        self._counters.remaining("arrival", budget_ns / NANOSECONDS)
+        self._counters.arrived(source if source in _SOURCES else "header", budget_ns / NANOSECONDS)
         deadline = Deadline.received(budget_ns, asked_ns, source, self._clock)
         if self.settings.spans is not None:
             self.settings.spans({"deadline.received_ms": budget_ns / 1e6})

@@ -104,14 +104,23 @@ class Counters:
         if self.observer is not None:
             self._tell(metric, label, amount)
 
+    def arrived(self, source: str, seconds: float) -> None:
+        """A request with `seconds` left: both counts of it at once, since every request makes them."""
+        if self.observer is not None:
+            self.count(Metric.REQUESTS, source)
+            self.remaining("arrival", seconds)
+            return
+        with _lock:
+            counts = self._counts.get(Metric.REQUESTS)
+            if counts is None:
+                counts = self._counts[Metric.REQUESTS] = {}
+            counts[source] = counts.get(source, 0.0) + 1.0
+            self._observe("arrival", seconds)
+
     def remaining(self, at: str, seconds: float) -> None:
         """Add to the histogram of what is left; `at` is `arrival` or `call`."""
         with _lock:
-            histogram = self._histograms.get(at)
-            if histogram is None:
-                histogram = self._histograms[at] = [0.0] * (len(BOUNDS) + 2)  # the last two: over all bounds, sum
-            histogram[bisect_left(BOUNDS, seconds)] += 1
-            histogram[-1] += max(0.0, seconds)
+            self._observe(at, seconds)
         if self.observer is not None:
             self._tell(Metric.REMAINING, at, seconds)
 
@@ -138,6 +147,13 @@ class Counters:
                 rising.append((bound, total))
             found[at] = (rising, histogram[-1])
         return found
+
+    def _observe(self, at: str, seconds: float) -> None:
+        histogram = self._histograms.get(at)
+        if histogram is None:
+            histogram = self._histograms[at] = [0.0] * (len(BOUNDS) + 2)  # the last two: over all bounds, sum
+        histogram[bisect_left(BOUNDS, seconds)] += 1
+        histogram[-1] += max(0.0, seconds)
 
     def _tell(self, metric: Metric, label: str, amount: float) -> None:
         assert self.observer is not None

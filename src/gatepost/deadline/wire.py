@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Literal, TypedDict, assert_never
+from typing import Final, Literal, NamedTuple, TypedDict, assert_never
 
 from gatepost.deadline.policy import DeadlinePolicy
 
@@ -98,8 +98,7 @@ _FORMS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(NamedTuple):
     """What a request's headers come to."""
 
     budget_ns: int | None
@@ -138,6 +137,12 @@ def read_headers(
     for raw_name, raw_value in pairs:
         name = (raw_name if isinstance(raw_name, str) else raw_name.decode("latin-1")).lower()
         if name in policy.formats:
+            if name == REQUEST_TIMEOUT:  # nearly always one value, by itself: the short way
+                budget = parse_request_timeout(_text(raw_value))
+                if budget is not None:
+                    if least is None or budget < least:
+                        least, source = budget, name
+                    continue
             for budget_ns in _read_members(name, _text(raw_value), problems):
                 if least is None or budget_ns < least:
                     least, source = budget_ns, name
@@ -147,10 +152,11 @@ def read_headers(
         return Received(None, source, 0, problems, least is not None)
     asked_ns = round(policy.default * _SECOND_NS) if least is None else least
     left_ns = max(0, asked_ns - age_ns - round(policy.allowance * _SECOND_NS))
-    max_ns = round(policy.max * _SECOND_NS)
-    if left_ns > max_ns:
+    budget_ns = left_ns
+    if left_ns > policy.max * _SECOND_NS:
+        budget_ns = round(policy.max * _SECOND_NS)
         problems.append(Problem(source, f"{left_ns / _SECOND_NS:g}", ProblemKind.CLAMPED))
-    return Received(min(left_ns, max_ns), source, left_ns, problems, least is not None)
+    return Received(budget_ns, source, left_ns, problems, least is not None)
 
 
 def parse_request_timeout(text: str) -> int | None:
