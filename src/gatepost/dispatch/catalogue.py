@@ -19,6 +19,7 @@ from gatepost.delivery.policy import ClientPolicy
 from gatepost.delivery.records import Endpoint, EndpointStatus, Tenant
 from gatepost.dispatch.endpoint_rules import UrlCheck
 from gatepost.dispatch.seats import EndpointSettings
+from gatepost.dispatch.type_index import TypeIndex
 from gatepost.dispatch.verification import tls_profile
 from gatepost.errors import ConfigurationError
 from gatepost.store.port import Registry
@@ -28,7 +29,7 @@ from gatepost.wire.signing import Signer
 PAGE: Final = 1_000
 """Endpoints read at a time when the catalogue is filled."""
 MATCHES_MAX: Final = 4_096
-"""Remembered answers to "who takes this type", over all tenants; emptied when full or when an endpoint changes."""
+"""Remembered answers to "who takes this type", over all tenants; emptied when full, a tenant's when an endpoint of its changes."""
 NEVER_US: Final = 1 << 62
 
 _log = logging.getLogger("gatepost.dispatch")
@@ -128,7 +129,11 @@ class Catalogue:
         self._by_number: dict[int, Listed] = {}
         self._by_tenant: dict[str, dict[int, Listed]] = {}
         self._tenants: dict[str, Tenant] = {}
-        self._matches: dict[tuple[str, str], tuple[Listed, ...]] = {}
+        self._types: dict[str, TypeIndex] = {}
+        """By tenant; one for each that has endpoints."""
+        self._matches: dict[str, dict[str, tuple[Listed, ...]]] = {}
+        """By tenant and type."""
+        self._match_count = 0
 
     @property
     def endpoint_count(self) -> int:
@@ -168,15 +173,23 @@ class Catalogue:
         """Who gets an event of this type, in order of number: paused and disabled endpoints too, their deliveries wait."""
         if self.stopped(tenant):
             return ()
-        key = (tenant, event_type)
-        found = self._matches.get(key)
+        known = self._matches.get(tenant)
+        found = None if known is None else known.get(event_type)
         if found is None:
-            owned = sorted(self.endpoints_of(tenant).items())  # numbers differ, so that no endpoints are compared
-            found = tuple(listed for _, listed in owned if listed.endpoint.accepts(event_type))
-            if len(self._matches) >= MATCHES_MAX:
+            index = self._types.get(tenant)
+            if index is None:
+                return ()
+            owned = self._by_tenant[tenant]
+            found = tuple(owned[number] for number in index.takers(event_type))
+            if self._match_count >= MATCHES_MAX:
                 self._matches.clear()
-            self._matches[key] = found
+                self._match_count = 0
+            self._matches.setdefault(tenant, {})[event_type] = found
+            self._match_count += 1
         return found
+
+    def _forget_matches(self, tenant: str) -> None:
+        self._match_count -= len(self._matches.pop(tenant, ()))
 
     async def load(self) -> None:
         """Fill from the registry. Changes made meanwhile are caught by the first `follow`."""
@@ -251,7 +264,11 @@ class Catalogue:
             listed = Listed(replace(held, status=EndpointStatus.DISABLED), self._policy, self._check_url)
         self._by_number[listed.number] = listed
         self._by_tenant.setdefault(endpoint.tenant, {})[listed.number] = listed
-        self._matches.clear()
+        types = self._types.setdefault(endpoint.tenant, TypeIndex())
+        if known is not None:
+            types.drop(known.endpoint)
+        types.put(listed.endpoint)
+        self._forget_matches(endpoint.tenant)
         self._on_change(listed.number)
         if known is not None and known.origin is not None and (known.origin, known.tls) != (listed.origin, listed.tls):
             self._on_left(endpoint.tenant, known.origin)
@@ -261,7 +278,9 @@ class Catalogue:
         if known is not None:
             owned = self._by_tenant[known.endpoint.tenant]
             del owned[number]
+            self._types[known.endpoint.tenant].drop(known.endpoint)
             if not owned:
                 del self._by_tenant[known.endpoint.tenant]
-            self._matches.clear()
+                del self._types[known.endpoint.tenant]
+            self._forget_matches(known.endpoint.tenant)
             self._on_change(number)
