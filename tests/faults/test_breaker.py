@@ -10,7 +10,7 @@ from gatepost.delivery.records import EndpointStatus
 from gatepost.dispatch.dispatcher import DispatcherSettings
 from gatepost.dispatch.streaks import DISABLE_ATTEMPTS_MIN
 from gatepost.testing.fake_client import OK, responds, silent
-from tests.simulation.harness import Simulation, simulate
+from tests.simulation.harness import UNGUARDED, Simulation, simulate
 
 URL = "https://receiver.receivers.net/hook"
 HOUR = 3_600.0
@@ -21,7 +21,7 @@ def test_breaker_06_queued_retries_of_a_stopped_endpoint_are_not_sent() -> None:
 
     async def main(sim: Simulation) -> None:
         sim.client.on(URL, responds(500))
-        async with sim.dispatcher() as gp:
+        async with sim.dispatcher(settings=DispatcherSettings(limits=UNGUARDED)) as gp:
             endpoint = await gp.endpoints.create(URL, probe=False, schedule=[0, 60, 60])
             for _ in range(100):
                 await gp.publish("a.b", b"x")

@@ -7,9 +7,11 @@ from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Any, cast
 
+from gatepost.admission.breaker import BreakerMode, BreakerRules
 from gatepost.delivery.policy import ClientPolicy
 from gatepost.delivery.records import Endpoint
 from gatepost.dispatch.dispatcher import Dispatcher, DispatcherSettings
+from gatepost.dispatch.limits import LimitSettings
 from gatepost.errors import StoreError
 from gatepost.store.memory import MemoryStore
 from gatepost.store.port import Store
@@ -20,6 +22,8 @@ from gatepost.testing.virtual import SeededEntropy, VirtualClock, run_virtual
 from gatepost.wire.egress import EgressPolicy
 
 EGRESS = EgressPolicy()
+UNGUARDED = LimitSettings(breaker=BreakerRules(mode=BreakerMode.OFF), adaptive_concurrency=False)
+"""For tests of schedules that fail on purpose: an open breaker would hold most of their attempts."""
 
 
 class Heard:

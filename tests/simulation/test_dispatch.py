@@ -17,7 +17,7 @@ from gatepost.testing.fake_client import denied, faulty, refused, responds, sile
 from gatepost.wire.phases import Phase
 from gatepost.wire.reasons import Reason
 from gatepost.wire.signing import verify
-from tests.simulation.harness import Line, Simulation, gaps, simulate
+from tests.simulation.harness import UNGUARDED, Line, Simulation, gaps, simulate
 
 GOOD = "https://good.receivers.net/hook"
 BAD = "https://bad.receivers.net/hook"
@@ -261,7 +261,7 @@ def test_every_delivery_ends_delivered_or_dead_whatever_its_receiver_does() -> N
             "late": [responds(200, delay=9.0)],
             "tls": [faulty(Reason.TLS_CERT_EXPIRED, Phase.TLS)],
         }
-        async with sim.dispatcher() as gp:
+        async with sim.dispatcher(settings=DispatcherSettings(limits=UNGUARDED)) as gp:
             endpoints = {}
             for kind, answers in kinds.items():
                 url = f"https://{kind}.receivers.net/"
@@ -651,7 +651,7 @@ def test_a_drain_starts_nothing_more_and_lets_attempts_end() -> None:
             assert states == {"delivered": 6, "waiting": 14}
             assert sim.client.cancelled == 0
         async with sim.dispatcher() as gp:
-            await asyncio.sleep(60)
+            await asyncio.sleep(200)  # six at once that take 8 s look slow: they are probed first
             states = Counter(info.state for info in await sim.deliveries(endpoint))
             assert states == {"delivered": 20}
             assert len(sim.client.sent) == 20
@@ -849,7 +849,7 @@ def test_cancelled_anywhere_the_counts_agree_and_every_row_is_still_there(seed: 
         sim.client.on(GOOD, *[responds(200, delay=0.3), responds(500, delay=0.1), refused()] * 30, responds(200))
         endpoint_id = ""
         for turn in range(12):
-            gp = sim.make()
+            gp = sim.make(settings=DispatcherSettings(limits=UNGUARDED))
             await gp.prepare()
             if turn == 0:
                 endpoint = await gp.endpoints.create(GOOD)
@@ -866,7 +866,7 @@ def test_cancelled_anywhere_the_counts_agree_and_every_row_is_still_there(seed: 
             assert (statistics.running, statistics.scheduler.in_flight) == (False, 0)
             await gp.aclose()
             await asyncio.sleep(LEASE)
-        async with sim.dispatcher() as last:
+        async with sim.dispatcher(settings=DispatcherSettings(limits=UNGUARDED)) as last:
             await asyncio.sleep(4 * HOUR)
             endpoint = await last.endpoints.get(endpoint_id)
             assert Counter(info.state for info in await sim.deliveries(endpoint)) == {"delivered": 150}

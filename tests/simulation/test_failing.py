@@ -15,13 +15,13 @@ from gatepost.errors import ConfigurationError
 from gatepost.testing.fake_client import OK, faulty, refused, responds
 from gatepost.wire.phases import Phase
 from gatepost.wire.reasons import Reason
-from tests.simulation.harness import Line, Simulation, gaps, simulate
+from tests.simulation.harness import UNGUARDED, Line, Simulation, gaps, simulate
 
 GOOD = "https://good.receivers.net/hook"
 BAD = "https://bad.receivers.net/hook"
 OPS = "https://ops.receivers.net/hook"
 HOUR = 3_600.0
-FIVE_HOURS = DispatcherSettings(disable_after=5 * HOUR)
+FIVE_HOURS = DispatcherSettings(disable_after=5 * HOUR, limits=UNGUARDED)
 """Days of the default would only cost time."""
 
 

@@ -11,9 +11,11 @@ import pytest
 
 from gatepost import Dispatcher, EgressPolicy, Publisher
 from gatepost.delivery.policy import ClientPolicy
+from gatepost.dispatch.dispatcher import DispatcherSettings
 from gatepost.errors import StoreLocked
 from gatepost.store.rows import DeadFilter, DeliveryFilter
 from gatepost.testing.receiver import Receiver
+from tests.simulation.harness import UNGUARDED
 
 LOOPBACK = EgressPolicy(schemes=("http",), allow_cidrs=("127.0.0.0/8",))
 SECRET = "whsec_" + "A" * 32
@@ -42,7 +44,9 @@ async def test_events_reach_a_checking_receiver_and_survive_a_restart(tmp_path: 
             )
             await asyncio.gather(*(gp.publish("good.one", {"n": n}, idempotency_key=f"k{n}") for n in range(100)))
             assert receiver.statistics().requests == 0
-        async with Dispatcher.open(url, egress=LOOPBACK, run=True) as gp:
+        # Ten failures at once on purpose: a breaker would hold their second attempts for half a minute.
+        settings = DispatcherSettings(limits=UNGUARDED)
+        async with Dispatcher.open(url, egress=LOOPBACK, run=True, settings=settings) as gp:
             again = await gp.publish("good.one", {"n": 0}, idempotency_key="k0")
             assert again.duplicate
             await asyncio.gather(

@@ -52,7 +52,8 @@ class Facts(NamedTuple):
     """It was cut off while the endpoint owed the answer: `seconds` is a lower bound of its service time."""
 
 
-_NOTHING: Final = Facts(Sign.NOTHING, 0.0, False, False)
+NOTHING: Final = Facts(Sign.NOTHING, 0.0, False, False)
+"""Of an attempt that says nothing."""
 _SETUP: Final = Facts(Sign.SETUP, 0.0, False, False)
 _HOST_PHASES: Final = frozenset({Phase.DNS, Phase.CONNECT, Phase.TLS})
 _ANSWER_PHASES: Final = frozenset({Phase.WAIT, Phase.READ})
@@ -63,14 +64,14 @@ def facts_of(attempt: Attempt, *, own_tls: bool = False) -> Facts:
     """Judge a finished attempt. `own_tls`: the endpoint has its own TLS settings, so that a failed handshake is its own affair
     and cannot close the host for others."""
     if attempt.lagged or attempt.blame is Blame.US:
-        return _NOTHING
+        return NOTHING
     outcome = attempt.outcome
     if outcome is Outcome.RESPONSE:
         phases = attempt.phases
         seconds = phases.get(Phase.WAIT, 0.0) + phases.get(Phase.READ, 0.0)
         return Facts(sign_of_status(attempt.status or 0), seconds, attempt.delivered, False)
     if outcome is Outcome.EGRESS_DENIED:
-        return _NOTHING  # nobody was asked
+        return NOTHING  # nobody was asked
     if attempt.phase in _HOST_PHASES:
         return Facts(Sign.FAILED, 0.0, False, False) if own_tls and attempt.phase is Phase.TLS else _SETUP
     phases = attempt.phases

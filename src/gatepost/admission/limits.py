@@ -242,12 +242,16 @@ class Limits:
             chosen += [self._dirty.pop() for _ in range(min(limit - len(chosen), len(self._dirty)))]
         states: dict[int, bytes] = {}
         for number in chosen:
-            limits = self.peek(number)
-            state = self._idle.get(number) if limits is None else limits.to_bytes()
+            state = self.state_of(number)
             if state is not None:
                 states[number] = state
             self._dirty.discard(number)
         return states
+
+    def state_of(self, number: int) -> bytes | None:
+        """The state of an endpoint to be stored, None when nothing is known."""
+        limits = self.peek(number)
+        return self._idle.get(number) if limits is None else limits.to_bytes()
 
     def unsaved(self, numbers: Iterable[int]) -> None:
         """These were taken and could not be stored."""

@@ -93,6 +93,19 @@ class ClientPolicy:
     """A faulty body after a complete 2xx head counts as a failure instead of as delivered."""
 
     def __post_init__(self) -> None:
+        self._check()
+        if self.connect_timeout * 3 > self.read_timeout * 1.000001:
+            warnings.warn(
+                f"connect_timeout={self.connect_timeout} is over a third of read_timeout={self.read_timeout}: "
+                f"a dead host then costs nearly as much as a slow one; write connect_timeout={self.read_timeout / 3:.3g} or less",
+                stacklevel=3,
+            )
+
+    def _check(self) -> None:
+        self._check_each()
+        self._check_together()
+
+    def _check_each(self) -> None:
         for name in _SECONDS:
             _check_seconds(name, getattr(self, name))
         for name in _COUNTS:
@@ -101,6 +114,8 @@ class ClientPolicy:
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise ConfigurationError(f"{name}={value!r}: write True or False")
+
+    def _check_together(self) -> None:
         for name in ("dns_timeout", "tls_timeout"):
             value = getattr(self, name)
             if value is not None and value > self.connect_timeout:
@@ -112,12 +127,6 @@ class ClientPolicy:
             raise ConfigurationError(
                 f"max_per_host={self.max_per_host} is more than max_connections={self.max_connections}: "
                 f"write max_per_host={self.max_connections} or less, or raise max_connections"
-            )
-        if self.connect_timeout * 3 > self.read_timeout * 1.000001:
-            warnings.warn(
-                f"connect_timeout={self.connect_timeout} is over a third of read_timeout={self.read_timeout}: "
-                f"a dead host then costs nearly as much as a slow one; write connect_timeout={self.read_timeout / 3:.3g} or less",
-                stacklevel=3,
             )
 
     @property
@@ -147,6 +156,30 @@ class ClientPolicy:
                     f"policy.{name}={given} differs from the client's {own}: pool limits belong to the client, "
                     f"write client.policy.evolve(...) with per-attempt limits only"
                 )
+
+    def with_read_timeout(self, seconds: float) -> ClientPolicy:
+        """A copy with a read timeout that was learned, not written: the warnings for people who write one are left out."""
+        if not 0 < seconds <= LONGEST:
+            raise ConfigurationError(f"read_timeout={seconds}: a limit is a positive number of seconds")
+        made = object.__new__(ClientPolicy)
+        for field in fields(self):
+            object.__setattr__(made, field.name, seconds if field.name == "read_timeout" else getattr(self, field.name))
+        return made
+
+    def with_values(self, changes: Mapping[str, Any], *, alone: bool = False) -> ClientPolicy:
+        """A copy that was composed and not written: checked as any other, without the warning for people who write one.
+
+        `alone`: check each value by itself only. Raises `ConfigurationError`, also for an unknown field.
+        """
+        known = {field.name for field in fields(self)}
+        for name in changes:
+            if name not in known:
+                raise ConfigurationError(f"{name!r} is no limit: write one of {', '.join(sorted(known))}")
+        made = object.__new__(ClientPolicy)
+        for name in known:
+            object.__setattr__(made, name, changes[name] if name in changes else getattr(self, name))
+        made._check_each() if alone else made._check()
+        return made
 
     def explain(self) -> str:
         """Each effective value, who set it and what it beat, a line each."""

@@ -30,6 +30,7 @@ from gatepost.delivery.outcome import Blame
 from gatepost.delivery.policy import ClientPolicy
 from gatepost.dispatch.bodies import Bodies
 from gatepost.dispatch.catalogue import Catalogue, Listed
+from gatepost.dispatch.limits import DispatchLimits
 from gatepost.dispatch.notices import Notices
 from gatepost.dispatch.round import Start
 from gatepost.dispatch.settle import Result
@@ -125,6 +126,7 @@ class AttemptRunner:
         bodies: Bodies,
         desk: Desk,
         streaks: Streaks,
+        limits: DispatchLimits,
         notices: Notices,
         observer: Observer | None,
         clock: Clock,
@@ -137,6 +139,7 @@ class AttemptRunner:
         self._bodies = bodies
         self._desk = desk
         self._streaks = streaks
+        self._limits = limits
         self._notices = notices
         self._observer = observer
         self._clock = clock
@@ -173,12 +176,19 @@ class AttemptRunner:
             self._bodies.release(row.event_id)
             self._desk.held_back(start)
             return
+        held_until = self._limits.held_until(listed)
+        if held_until:  # its breaker opened since the row was taken
+            self._bodies.release(row.event_id)
+            self._defer(start, held_until)
+            return
+        flying, ended = self._limits.begin(listed), False
         try:
             webhook_id = encode_id(EVENT, row.event_id)
             deadline = None
             if until is not None and start.lane.fifo:  # what is ordered must have ended when the next owner may begin
                 deadline = Deadline.until(round(until * NANOSECONDS), name="part lease", clock=self._clock)
-            attempt = await self._send(listed, event, webhook_id, deadline)
+            attempt = await self._send(listed, event, webhook_id, flying.policy, deadline)
+            closed, ended = self._limits.end(flying, listed, attempt), True
         except asyncio.CancelledError:
             self._defer(start, self._store_time())  # the client has said what became of it; the row waits as it was
             raise
@@ -188,14 +198,24 @@ class AttemptRunner:
             self._defer(start, self._store_time() + round(OUR_FAULT_DELAY * _SECOND_US))
             return
         finally:
+            if not ended:
+                self._limits.abandon(flying)
             self._bodies.release(row.event_id)
         ended_at = self._store_time()
         decision = decide(
-            attempt, listed.rules, used=row.attempt, born_at=row.born_at, now=ended_at, u=self._entropy.uniform()
+            attempt,
+            listed.rules,
+            used=row.attempt,
+            born_at=row.born_at,
+            now=ended_at,
+            u=self._entropy.uniform(),
+            breaker_closed=closed,
         )
         self._carry_out(start, epoch, listed, event, attempt, decision, started_at, ended_at)
 
-    async def _send(self, listed: Listed, event: EventBody, webhook_id: str, deadline: Deadline | None) -> Attempt:
+    async def _send(
+        self, listed: Listed, event: EventBody, webhook_id: str, policy: ClientPolicy, deadline: Deadline | None
+    ) -> Attempt:
         endpoint = listed.endpoint
         headers = listed.request_headers(webhook_id, self._clock.wall_us(), event.body)
         return await self._client.deliver_admitted(
@@ -205,7 +225,7 @@ class AttemptRunner:
             endpoint_id=endpoint.id,
             tenant=endpoint.tenant,
             content_type=event.content_type,
-            policy=listed.policy,
+            policy=policy,
             tls=listed.tls,
             deadline=deadline,
             deduplicates=endpoint.deduplicates,

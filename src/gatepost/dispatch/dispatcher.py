@@ -30,6 +30,7 @@ from gatepost.dispatch.endpoints import Endpoints
 from gatepost.dispatch.fan_out import FanOuts
 from gatepost.dispatch.intake import PUBLISH_TIMEOUT, Intake, IntakeStatistics
 from gatepost.dispatch.leases import LeaseKeeper
+from gatepost.dispatch.limits import DispatchLimits, LimitSettings
 from gatepost.dispatch.loop_lag import LoopLag
 from gatepost.dispatch.maintenance import Maintenance
 from gatepost.dispatch.moves import Moves
@@ -99,6 +100,8 @@ class DispatcherSettings:
     """Seconds a drain waits for attempts in flight; None: the attempt budget, so that every one can end by itself."""
     disable_after: float = DISABLE_AFTER
     """Seconds of nothing but failed attempts after which an endpoint is disabled; 0: never."""
+    limits: LimitSettings = field(default_factory=LimitSettings)
+    """What may be learned of endpoints, and what their breakers do."""
     retention: Retention = field(default_factory=Retention)
 
     def __post_init__(self) -> None:
@@ -193,7 +196,18 @@ class Dispatcher:
         self._notices.tell_tenant = self._tell_tenant
         self._bodies = Bodies(store, self.settings.body_bytes_max)
         host_cap = None if self.settings.auto_host_cap else client.policy.max_per_host
-        self._scheduler = LaneScheduler(SchedulerLimits(self.settings.slots, host_cap), self._catalogue.settings)
+        self._limits = DispatchLimits(
+            self.settings.limits,
+            self._catalogue,
+            self._memory,
+            self._notices,
+            self._store_time,
+            entropy,
+            self.settings.slots,
+        )
+        self._scheduler = LaneScheduler(
+            SchedulerLimits(self.settings.slots, host_cap), self._limits.settings, self._limits.host_limit
+        )
         self._leases = LeaseKeeper(
             store,
             Node(node, self.settings.address, self.settings.weight),
@@ -220,6 +234,7 @@ class Dispatcher:
             self._mark_verified,
         )
         self._leases.load = self._worker
+        self._limits.steered = self._worker
         self._streaks = Streaks(self._memory, self._catalogue, self._worker.disable, self.settings.disable_after)
         self._worker.runner = AttemptRunner(
             client,
@@ -227,6 +242,7 @@ class Dispatcher:
             self._bodies,
             self._worker,
             self._streaks,
+            self._limits,
             self._notices,
             observer,
             clock,
@@ -272,6 +288,7 @@ class Dispatcher:
             self._followers(clock, entropy),
             self._expand,
             self._memory,
+            self._limits,
             grace=self.settings.grace,
             attempt_budget=client.policy.attempt_budget,
         )
@@ -569,6 +586,7 @@ class Dispatcher:
 
     def _endpoint_changed(self, number: int) -> None:
         self._streaks.changed(number)
+        self._limits.endpoint_changed(number)
         self._worker.endpoint_changed(number)
 
     async def _parts_won(self, parts: Collection[int]) -> None:
@@ -580,8 +598,10 @@ class Dispatcher:
             self._fan_outs.look()
 
     def _parts_lost(self, parts: Collection[int]) -> None:
-        for number in self._numbers_of(parts):
+        numbers = self._numbers_of(parts)
+        for number in numbers:
             self._memory.drop(number)
+        self._limits.drop(numbers)
         self._worker.drop(parts)
 
     def _renewed(self) -> None:

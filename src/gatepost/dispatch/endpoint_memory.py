@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from gatepost.dispatch.notices import Notices
@@ -31,12 +31,13 @@ Value = int | float | str | bool | list["Value"] | dict[str, "Value"]
 class EndpointMemory:
     """Sections by endpoint number. Only numbers of parts that are held belong here."""
 
-    __slots__ = ("_changed", "_kept", "_news", "_notices", "_store")
+    __slots__ = ("_changed", "_kept", "_lent", "_news", "_notices", "_store")
 
     def __init__(self, store: DeliveryStore, notices: Notices) -> None:
         self._store = store
         self._notices = notices
         self._kept: dict[int, dict[str, Value]] = {}
+        self._lent: dict[str, tuple[Callable[[int], Value | None], Callable[[int, Value], None]]] = {}
         self._changed: set[int] = set()
         self._news = asyncio.Event()
 
@@ -65,6 +66,15 @@ class EndpointMemory:
             self._changed.add(number)
             self._news.set()
 
+    def lend(self, section: str, value_of: Callable[[int], Value | None], loaded: Callable[[int, Value], None]) -> None:
+        """A section that somebody else holds in a form of its own: asked for when written (after `touch`), given when loaded."""
+        self._lent[section] = (value_of, loaded)
+
+    def touch(self, number: int) -> None:
+        """Something in a section that was lent changed."""
+        self._changed.add(number)
+        self._news.set()
+
     def drop(self, number: int) -> None:
         """The endpoint is gone, or belongs to somebody else: hold and write nothing more of it."""
         self._kept.pop(number, None)
@@ -77,19 +87,31 @@ class EndpointMemory:
             found = await self._store.load_states(wanted[at : at + LOADED_AT_ONCE])
             for number, state in found.items():
                 if number not in self._changed and (sections := _decoded(state)):
-                    self._kept[number] = sections
+                    for section, (_, loaded) in self._lent.items():
+                        if section in sections:
+                            loaded(number, sections.pop(section))
+                    if sections:
+                        self._kept[number] = sections
 
     async def save(self) -> None:
         """Write what changed. Raises `StoreError`; what was not written is written by the next call."""
         while self._changed:
             chosen = [number for number, _ in zip(self._changed, range(SAVED_AT_ONCE), strict=False)]
-            states = {number: _encoded(self._kept.get(number, {})) for number in chosen}
+            states = {number: _encoded(self._sections_of(number)) for number in chosen}
             self._changed.difference_update(chosen)
             try:
                 await self._store.save_states(states)
             except BaseException:
                 self._changed.update(chosen)
                 raise
+
+    def _sections_of(self, number: int) -> dict[str, Value]:
+        sections = dict(self._kept.get(number, {}))
+        for section, (value_of, _) in self._lent.items():
+            value = value_of(number)
+            if value is not None:
+                sections[section] = value
+        return sections
 
     async def run(self) -> None:
         """Save now and then, until cancelled."""

@@ -34,6 +34,7 @@ class HostState:
         "endpoints",
         "in_flight",
         "key",
+        "limit",
         "promised",
         "waiting",
     )
@@ -43,6 +44,8 @@ class HostState:
         self._fixed = fixed
         """Set by the caller, or None for automatic."""
         self._slots = slots
+        self.limit: int | None = None
+        """Set from outside, over the cap: its breaker is open (0), probing or ramping, or it was not reached yet."""
         self.endpoints = 0
         self.cap_sum = 0
         self.in_flight = 0
@@ -56,10 +59,10 @@ class HostState:
 
     @property
     def cap(self) -> int:
-        """Attempts in flight at once: as set, or the sum of its endpoints' caps between 8 and a quarter of the slots."""
-        if self._fixed is not None:
-            return self._fixed
-        return max(AUTO_CAP_MIN, min(self.cap_sum, self._slots // 4))
+        """Attempts in flight at once: as set, or the sum of its endpoints' caps between 8 and a quarter of the slots; never over
+        `limit`."""
+        cap = self._fixed if self._fixed is not None else max(AUTO_CAP_MIN, min(self.cap_sum, self._slots // 4))
+        return cap if self.limit is None else min(cap, self.limit)
 
     @property
     def free(self) -> int:

@@ -45,6 +45,21 @@ class Notices:
         """An endpoint was disabled by us."""
         self._say("endpoint_disabled", f"endpoint {endpoint_id} was disabled: {code}", code, tenant, endpoint_id)
 
+    def circuit_opened(self, tenant: str, endpoint_id: str, cause: str, *, dry_run: bool) -> None:
+        """The endpoint's breaker opened: nothing but probes until it is well again."""
+        kind = "circuit_would_open" if dry_run else "circuit_opened"
+        what = "would be held (dry run)" if dry_run else "is held and probed"
+        self._say(kind, f"endpoint {endpoint_id} {what}: {cause}", cause, tenant, endpoint_id)
+
+    def outcomes_changed(self, tenant: str, endpoint_id: str, what: str, usual: float, share: float) -> None:
+        """A kind of failure became common at one endpoint within five minutes."""
+        message = f"endpoint {endpoint_id}: {what} went from {usual:.0%} to {share:.0%} of its attempts in five minutes"
+        self._say("outcomes_changed", message, what, tenant, endpoint_id)
+
+    def host_held(self, host: str) -> None:
+        """No connection to the host: all of its endpoints are held, with one probe for all."""
+        self._say("host_held", f"host {host} cannot be reached: its endpoints are held and probed", host, None, None)
+
     def event_dropped(self, tenant: str, event_id: str) -> None:
         """A publisher's event conflicts with an earlier one under its idempotency key. Said each time: it is somebody's data."""
         message = f"event {event_id} of tenant {tenant} was dropped: its idempotency key names another event"

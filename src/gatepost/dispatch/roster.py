@@ -18,6 +18,8 @@ from gatepost.store.rows import endpoint_of
 
 Directory = Callable[[int], EndpointSettings | None]
 """Endpoint number to its settings; None for an unknown one."""
+HostLimit = Callable[[str], int | None]
+"""Host to the attempts in flight that its breaker allows now; None: it has no say."""
 
 
 class Roster:
@@ -27,6 +29,7 @@ class Roster:
         "_directory",
         "_ghosts",
         "_held_back",
+        "_host_limit",
         "_hosts",
         "_limits",
         "_round",
@@ -37,9 +40,15 @@ class Roster:
     )
 
     def __init__(
-        self, limits: SchedulerLimits, directory: Directory, turns: Round, timers: Timers[Lane | EndpointState]
+        self,
+        limits: SchedulerLimits,
+        directory: Directory,
+        host_limit: HostLimit,
+        turns: Round,
+        timers: Timers[Lane | EndpointState],
     ) -> None:
         self._limits = limits
+        self._host_limit = host_limit
         self._directory = directory
         self._round = turns
         self._timers = timers
@@ -110,6 +119,13 @@ class Roster:
         self._leave_host(endpoint.host, endpoint.full_cap)
         self._leave_tenant(endpoint.tenant)
 
+    def host_changed(self, key: str) -> None:
+        """What a host's breaker allows has changed."""
+        host = self._hosts.get(key)
+        if host is not None:
+            host.limit = self._host_limit(key)
+            self._round.serve(host)
+
     def release_host(self, host: HostState) -> None:
         """Forget a host that no endpoint points to any more and to which nothing is under way."""
         if not host.endpoints and not host.in_flight and self._hosts.get(host.key) is host:
@@ -149,6 +165,12 @@ class Roster:
         if endpoint.resting and settings.open:
             endpoint.begin_ramp(now)
         endpoint.resting = not settings.open
+        if settings.hold_until != endpoint.held_until:
+            if endpoint.hold_until == endpoint.held_until or settings.hold_until > endpoint.hold_until:
+                endpoint.hold_until = settings.hold_until
+            endpoint.held_until = settings.hold_until
+            if endpoint.hold_until > now:
+                self._timers.arm(endpoint, endpoint.hold_until)
         if settings.rate is None:
             endpoint.bucket = None
         elif endpoint.bucket is None or endpoint.bucket.rate != settings.rate:
@@ -181,6 +203,7 @@ class Roster:
         host = self._hosts.get(key)
         if host is None:
             host = self._hosts[key] = HostState(key, self._limits.host_cap, self._limits.slots)
+            host.limit = self._host_limit(key)
         host.endpoints += 1
         return host
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from gatepost.dispatch.lanes import IDLE_GRACE, Lane
 from gatepost.dispatch.reads import ReadQueue
-from gatepost.dispatch.roster import Directory, Roster
+from gatepost.dispatch.roster import Directory, HostLimit, Roster
 from gatepost.dispatch.round import Round, SchedulerLimits, Start
 from gatepost.dispatch.seats import EndpointState
 from gatepost.dispatch.timers import Timers
@@ -65,11 +65,11 @@ class LaneScheduler:
         "unsure",
     )
 
-    def __init__(self, limits: SchedulerLimits, directory: Directory) -> None:
+    def __init__(self, limits: SchedulerLimits, directory: Directory, host_limit: HostLimit = lambda _: None) -> None:
         self._timers: Timers[Lane | EndpointState] = Timers()
         self._reads = ReadQueue()
         self._round = Round(limits, self._reads, self._timers)
-        self._roster = Roster(limits, directory, self._round, self._timers)
+        self._roster = Roster(limits, directory, host_limit, self._round, self._timers)
         self._idle: list[tuple[int, int]] = []
         self._strict: dict[int, int] = {}
         """By part: when its FIFO lanes may start."""
@@ -330,6 +330,10 @@ class LaneScheduler:
         else:
             for lane in endpoint.lanes.values():
                 self._reads.drop_rows(lane)
+
+    def host_changed(self, host: str) -> None:
+        """What a host's breaker allows has changed."""
+        self._roster.host_changed(host)
 
     def hold_back(self, number: int, now: int) -> None:
         """Start and read nothing of an endpoint until as many `let_go`: its rows are about to be cancelled."""

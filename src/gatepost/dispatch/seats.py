@@ -28,6 +28,8 @@ class EndpointSettings(NamedTuple):
     """Attempts started per second."""
     open: bool
     """Neither paused nor disabled."""
+    hold_until: int = 0
+    """Nothing starts before this instant (UTC microseconds): its breaker is open, or it asked for a pause."""
 
 
 RAMP_FIRST: Final = 1
@@ -117,6 +119,7 @@ class EndpointState:
         "bucket",
         "cap",
         "full_cap",
+        "held_until",
         "hold_until",
         "host",
         "in_flight",
@@ -151,7 +154,9 @@ class EndpointState:
         self.bucket: TokenBucket | None = None
         self.in_flight = 0
         self.hold_until = 0
-        """No start before this instant: the rate is used up, or something of ours had no room."""
+        """No start before this instant: the rate is used up, something of ours had no room, or `held_until`."""
+        self.held_until = 0
+        """The hold of its settings, as far as it is known here."""
         self.timer_at = 0
         self.lanes: dict[int, Lane] = {}
         self.seats = (Seat(self, Kind.FIRST), Seat(self, Kind.RETRY))

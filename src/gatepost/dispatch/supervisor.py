@@ -14,6 +14,7 @@ from typing import Any, Final
 from gatepost.dispatch.catalogue import Catalogue
 from gatepost.dispatch.endpoint_memory import EndpointMemory
 from gatepost.dispatch.leases import LeaseKeeper
+from gatepost.dispatch.limits import DispatchLimits
 from gatepost.dispatch.loop_lag import LoopLag
 from gatepost.dispatch.maintenance import Maintenance
 from gatepost.dispatch.notices import Notices
@@ -47,6 +48,7 @@ class Supervisor:
         followers: Mapping[str, Callable[[], Awaitable[None]]],
         expand: Callable[[], Awaitable[None]],
         memory: EndpointMemory,
+        limits: DispatchLimits,
         *,
         grace: float | None,
         attempt_budget: float,
@@ -62,6 +64,7 @@ class Supervisor:
         self._followers = followers
         self._expand = expand
         self._memory = memory
+        self._limits = limits
         self._grace = attempt_budget if grace is None else grace
         self._attempt_budget = attempt_budget
         self._shared = store.capabilities.shared
@@ -146,6 +149,7 @@ class Supervisor:
             **self._followers,
             "fan-out": self._expand,
             "endpoint memory": self._memory.run,
+            "limits": self._limits.run,
             "registry": self._follow_registry,
             "retention": self._maintenance.retain,
             "discovery": self._maintenance.rediscover,
@@ -156,6 +160,7 @@ class Supervisor:
     async def _wind_down(self, loops: Sequence[asyncio.Task[None]]) -> None:
         try:
             await self._drain()
+            self._limits.save_all()
             await self._memory.save_quietly()  # the next owner reads it
             await self._leases.release()
         finally:
@@ -169,6 +174,7 @@ class Supervisor:
         if not self._shared:
             await self._worker.drain(self._grace)
             return
+        self._limits.save_all()
         await self._memory.save_quietly()  # before the first part has a new owner that reads it
         handing_over = self._own(self._leases.drain(), "gatepost hand-over")
         await asyncio.sleep(0)  # let it begin: from here on nothing is started, and the others are told

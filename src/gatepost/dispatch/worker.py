@@ -482,6 +482,11 @@ class Worker:
         self._scheduler.endpoint_changed(number, self._store_time())
         self.poke()
 
+    def host_changed(self, host: str) -> None:
+        """What a host's breaker allows has changed."""
+        self._scheduler.host_changed(host)
+        self.poke()
+
     def _tell_quiet(self) -> None:
         if self._part_waiters:
             _wake_all(self._part_waiters)
