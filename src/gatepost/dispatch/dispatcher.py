@@ -196,7 +196,7 @@ class Dispatcher:
         self._notices.tell_tenant = self._tell_tenant
         self._bodies = Bodies(store, self.settings.body_bytes_max)
         host_cap = None if self.settings.auto_host_cap else client.policy.max_per_host
-        self._limits = DispatchLimits(
+        self.limits: Final = DispatchLimits(
             self.settings.limits,
             self._catalogue,
             self._memory,
@@ -206,7 +206,7 @@ class Dispatcher:
             self.settings.slots,
         )
         self._scheduler = LaneScheduler(
-            SchedulerLimits(self.settings.slots, host_cap), self._limits.settings, self._limits.host_limit
+            SchedulerLimits(self.settings.slots, host_cap), self.limits.settings, self.limits.host_limit
         )
         self._leases = LeaseKeeper(
             store,
@@ -234,7 +234,7 @@ class Dispatcher:
             self._mark_verified,
         )
         self._leases.load = self._worker
-        self._limits.steered = self._worker
+        self.limits.steered = self._worker
         self._streaks = Streaks(self._memory, self._catalogue, self._worker.disable, self.settings.disable_after)
         self._worker.runner = AttemptRunner(
             client,
@@ -242,7 +242,7 @@ class Dispatcher:
             self._bodies,
             self._worker,
             self._streaks,
-            self._limits,
+            self.limits,
             self._notices,
             observer,
             clock,
@@ -288,7 +288,7 @@ class Dispatcher:
             self._followers(clock, entropy),
             self._expand,
             self._memory,
-            self._limits,
+            self.limits,
             grace=self.settings.grace,
             attempt_budget=client.policy.attempt_budget,
         )
@@ -586,7 +586,7 @@ class Dispatcher:
 
     def _endpoint_changed(self, number: int) -> None:
         self._streaks.changed(number)
-        self._limits.endpoint_changed(number)
+        self.limits.endpoint_changed(number)
         self._worker.endpoint_changed(number)
 
     async def _parts_won(self, parts: Collection[int]) -> None:
@@ -601,7 +601,7 @@ class Dispatcher:
         numbers = self._numbers_of(parts)
         for number in numbers:
             self._memory.drop(number)
-        self._limits.drop(numbers)
+        self.limits.drop(numbers)
         self._worker.drop(parts)
 
     def _renewed(self) -> None:

@@ -38,6 +38,12 @@ class Answer:
     reason: Reason = Reason.OK
     delay: float = DELAY
     headers: tuple[tuple[str, str], ...] = ()
+    limited: bool = False
+    """Cut off at the attempt's own read timeout, if that comes first."""
+
+    def within(self, read_timeout: float) -> Answer:
+        """What becomes of it under this limit."""
+        return silent(read_timeout) if self.limited and self.delay > read_timeout else self
 
 
 OK: Final = Answer()
@@ -52,6 +58,11 @@ def responds(status: int, *, delay: float = DELAY, retry_after: str | None = Non
 def silent(seconds: float = 10.0) -> Answer:
     """Takes the request and never answers: a read timeout after `seconds`."""
     return Answer(End.LIMIT, None, Phase.WAIT, Reason.WAIT_TIMEOUT, seconds)
+
+
+def answers_after(seconds: float, status: int = 200) -> Answer:
+    """A complete response, unless the attempt's read timeout comes first; infinite `seconds`: never."""
+    return Answer(status=status, delay=seconds, limited=True)
 
 
 def refused(delay: float = 0.001) -> Answer:
@@ -169,7 +180,7 @@ class FakeClient(DispatchClient):
         if self.keep:
             body = payload_bytes(payload)
             self.sent.append(Sent(url, started, body, dict(headers or {}), endpoint_id, tenant, content_type, tls))
-        answer = self._next_answer(url)
+        answer = self._next_answer(url).within((policy or self.policy).read_timeout)
         self.in_flight[url] = self.in_flight.get(url, 0) + 1
         self.most_in_flight[url] = max(self.most_in_flight.get(url, 0), self.in_flight[url])
         try:
