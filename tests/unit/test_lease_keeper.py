@@ -230,3 +230,26 @@ def test_a_drain_gives_parts_back_as_they_fall_quiet_and_says_so_first() -> None
         assert [info.owner for info in await store.parts()] == [None] * PARTS
 
     bench(main)
+
+
+def test_a_takeover_that_outlasts_the_patience_of_a_heartbeat_goes_on_where_it_stood() -> None:
+    """A store that needs many seconds to name a million lanes must not be asked for all of them again and again."""
+    clock = VirtualClock()
+    parts = 512
+    won: list[int] = []
+
+    async def slowly(found: Collection[int]) -> None:
+        await asyncio.sleep(len(found) / 32)  # 16 seconds for all of them
+        won.extend(found)
+
+    async def main() -> None:
+        store = MemoryStore(clock, parts=parts)
+        keeper = LeaseKeeper(store, Node("a"), clock, StoreTime(clock), slowly, lambda _: None, lambda: None)
+        keeping = asyncio.get_running_loop().create_task(keeper.run())
+        await asyncio.sleep(60.0)
+        keeping.cancel()
+        assert keeper.balanced
+        assert set(won) == set(range(parts))
+        assert len(won) == parts, "none was looked at twice"
+
+    run_virtual(main, clock=clock)

@@ -18,6 +18,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Final, Protocol
 
 from gatepost.clock import Clock
@@ -43,6 +44,9 @@ LOOK_HUNGRY: Final = 0.2
 """Seconds between looks of a node that has less than its share: others are about to give parts back."""
 LOOK_PAUSE: Final = 0.05
 """Seconds between two looks at least, however many pokes say that something is free."""
+WON_AT_ONCE: Final = 64
+"""Parts whose lanes are looked for in one go. A store may take longer than a heartbeat's patience for a million lanes: what was
+found by then must not be looked for again."""
 ORPHAN_LOOKS: Final = 3
 """Looks after which a free part is taken by whoever sees it, whatever the shares: a second and a half."""
 GIVE_AT_ONCE: Final = 16
@@ -110,8 +114,8 @@ class LeaseKeeper:
         """Part to the epoch under which it is held."""
         self._held: dict[int, _Held] = {}
         self._closing: set[int] = set()
-        self._unseen: set[int] = set()
-        """Won, and `on_won` has not gone through yet."""
+        self.unseen: set[int] = set()
+        """Won, and `on_won` has not gone through yet: what waits in them is not known."""
         self._given: dict[int, int] = {}
         """Part to the epoch under which it was given back or lost: an answer under way may still call it ours."""
         self._safe_until = 0.0
@@ -214,7 +218,7 @@ class LeaseKeeper:
     async def _look(self) -> None:
         """Heartbeat if one is due, or if there is something to take; else only look."""
         now = self._clock.monotonic()
-        if self._suspended or self._unseen or now >= self._beat_at or self._announced != self._introduction():
+        if self._suspended or self.unseen or now >= self._beat_at or self._announced != self._introduction():
             await self.beat()
             return
         self._nodes = await self._store.nodes()
@@ -270,10 +274,9 @@ class LeaseKeeper:
             self._introduced = True
         if self._take_over(beat, held, asked_ns / 1e9):
             self._orphan_looks = 0
-        if self._unseen:
-            unseen = {part for part in self._unseen if self.works_on(part)}
-            await self._on_won(unseen)
-            self._unseen -= unseen
+        while won := list(islice((part for part in self.unseen if self.works_on(part)), WON_AT_ONCE)):
+            await self._on_won(won)
+            self.unseen.difference_update(won)
         self._plan_surplus()
         self._on_renewed()
 
@@ -300,8 +303,8 @@ class LeaseKeeper:
         self._safe_until = max((held.safe_until for held in self._held.values()), default=0.0)
         if lost:
             self._on_lost(frozenset(lost))
-            self._unseen.difference_update(lost)
-        self._unseen.update(won)
+            self.unseen.difference_update(lost)
+        self.unseen.update(won)
         return bool(won)
 
     def session_lost(self) -> None:
@@ -331,7 +334,7 @@ class LeaseKeeper:
         if (
             regained
         ):  # ours again under a newer epoch: what was refused is in the store as it was, and must be read again
-            self._unseen.update(regained)
+            self.unseen.update(regained)
             self.renew_now()
         if lost:
             self.look_now()
@@ -340,7 +343,7 @@ class LeaseKeeper:
         del self.epochs[part]
         self._held.pop(part, None)
         self._closing.discard(part)
-        self._unseen.discard(part)
+        self.unseen.discard(part)
         if not self._held:
             self._safe_until = 0.0
 
@@ -367,7 +370,7 @@ class LeaseKeeper:
         """The share is reached, and ours to work on."""
         if not self._shared:
             return bool(self.epochs)
-        if not self._introduced or self._unseen or self._closing or self._introduction() != self._announced:
+        if not self._introduced or self.unseen or self._closing or self._introduction() != self._announced:
             return False
         plan = self._plan()
         return self._store_time.trusted and not plan.give and len(self.epochs) >= plan.share.floor
@@ -404,13 +407,13 @@ class LeaseKeeper:
         working = [part for part in self.epochs if part not in self._closing]
         chosen = sorted(working, key=load.outstanding)[:count]
         self._closing.update(chosen)
-        self._unseen.difference_update(chosen)
+        self.unseen.difference_update(chosen)
         self._on_lost(frozenset(chosen))
 
     def _reopen(self) -> None:
         """Nobody wants what is closing any more, or the store would not take it back: go on working on it."""
         if self._closing and not self._node.draining:
-            self._unseen.update(self._closing)
+            self.unseen.update(self._closing)
             self._closing.clear()
             self.renew_now()
 
@@ -452,7 +455,7 @@ class LeaseKeeper:
         self._node = replace(self._node, draining=True)
         closing = [part for part in self.epochs if part not in self._closing]
         self._closing.update(closing)
-        self._unseen.clear()
+        self.unseen.clear()
         self._on_lost(frozenset(closing))
         try:
             async with asyncio.timeout(BEAT_PATIENCE):
@@ -471,7 +474,7 @@ class LeaseKeeper:
         self.epochs.clear()
         self._held.clear()
         self._closing.clear()
-        self._unseen.clear()
+        self.unseen.clear()
         self._safe_until = 0.0
         if not epochs:
             return

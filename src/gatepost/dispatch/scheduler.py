@@ -77,8 +77,8 @@ class LaneScheduler:
         """By part: attempts in flight or not settled; none is 0."""
         self._head_holds: dict[int, int] = {}
         """By FIFO lane that is not loaded yet: when its head may be tried again."""
-        self.unsure = False
-        """Lanes are being discovered: one that is not loaded may have rows all the same."""
+        self.unsure: Collection[int] = ()
+        """Parts whose lanes are not all discovered yet: one that is not loaded may have rows all the same."""
         self.ordered_by_store = False
         """Other processes store rows too: what is handed over for a FIFO lane may not be the oldest there, so it is read."""
 
@@ -195,7 +195,7 @@ class LaneScheduler:
             lane = self._roster.lanes.get(row.lane)
             if lane is None:
                 # No marker was found for it at the last discovery, so it had no rows before this one.
-                lane = self._load(row.lane, row.part, now, unread=self.unsure)
+                lane = self._load(row.lane, row.part, now, unread=row.part in self.unsure)
             if row.due_at > now:
                 lane.expect(row.due_at)
                 self._timers.arm(lane, row.due_at)
@@ -221,7 +221,7 @@ class LaneScheduler:
 
     def expect(self, part: int, number: int, due_at: int, now: int) -> None:
         """Somebody else put a row into the lane, due at `due_at` (a replay)."""
-        lane = self._roster.lanes.get(number) or self._load(number, part, now, unread=self.unsure)
+        lane = self._roster.lanes.get(number) or self._load(number, part, now, unread=part in self.unsure)
         if due_at > now:
             lane.expect(due_at)
             self._timers.arm(lane, due_at)

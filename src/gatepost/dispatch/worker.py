@@ -114,6 +114,7 @@ class Worker:
         self._pokes: dict[tuple[int, int], Poke] = {}
         self._poking = False
         self._shared = scheduler.ordered_by_store = store.capabilities.shared
+        scheduler.unsure = leases.unseen
 
     @property
     def in_flight(self) -> int:
@@ -221,15 +222,13 @@ class Worker:
                 self.poke()
 
     async def adopt(self, parts: Collection[int]) -> None:
-        """Parts were won: find their lanes. Until then, what is handed over may have older rows before it."""
+        """Parts were won: find their lanes."""
         now, monotonic = self._store_time(), self._clock.monotonic()
         waits = {part: self._leases.strict_from(part) - monotonic for part in parts}
         strict = {part: now + round(wait * 1e6) for part, wait in waits.items() if wait > 0}
         if strict:
             self._scheduler.hold_strict(strict)
-        self._scheduler.unsure = True
         await self.rediscover(parts)
-        self._scheduler.unsure = False
 
     async def rediscover(self, parts: Collection[int]) -> None:
         """Find lanes that nobody told us of. Raises `StoreError`."""
