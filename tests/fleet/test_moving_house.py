@@ -18,7 +18,7 @@ from gatepost.errors import ConfigurationError, StoreError, StoreLocked
 from gatepost.store.house import Kind
 from gatepost.store.moving import Moved, move_house
 from gatepost.store.open import open_store
-from gatepost.store.port import AuditEntry
+from gatepost.store.port import AuditEntry, PolicyVersion
 from gatepost.store.rows import DeadFilter, FanOut, lane_of
 from gatepost.store.secretbox import SecretBox
 from gatepost.store.sqlite.outbox import SqliteOutbox
@@ -37,6 +37,7 @@ EVERYTHING = {
     Kind.TENANTS: 2,
     Kind.ENDPOINTS: 2,
     Kind.API_KEYS: 1,
+    Kind.POLICIES: 2,
     Kind.AUDIT: 3,
     Kind.EVENTS: 42,
     Kind.DELIVERIES: 41,
@@ -72,6 +73,8 @@ async def furnish(path: Path, url: str) -> House:
     await store.put_api_key(ApiKey("k1", b"\x01" * 32, "acme", "ci", 5))
     for number in range(3):
         await store.audit(AuditEntry(number, "alice", "endpoint.update", "ep", "acme", ""))
+    for number in (1, 2):
+        await store.put_policy(PolicyVersion(number, 5, "alice", "set", "why", "{}"))
     events = [owner.event(1, key=f"k{number}", body=b"%d" % number) for number in range(43)]
     await owner.enqueue(*events)
     first, second, third, *_ = await owner.rows(lane_of(1, 0))

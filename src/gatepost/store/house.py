@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from gatepost.delivery.records import ApiKey, Endpoint, Tenant
-from gatepost.store.port import AuditEntry
+from gatepost.store.port import AuditEntry, PolicyVersion
 from gatepost.store.rows import AttemptRow, DeadLetter, FanOut, OutboxEvent
 
 
@@ -20,6 +20,7 @@ class Kind(StrEnum):
     TENANTS = "tenants"
     ENDPOINTS = "endpoints"
     API_KEYS = "api_keys"
+    POLICIES = "policies"
     AUDIT = "audit"
     EVENTS = "events"
     DELIVERIES = "deliveries"
@@ -87,6 +88,7 @@ Carried = (
     Tenant
     | Endpoint
     | ApiKey
+    | PolicyVersion
     | CarriedAudit
     | CarriedEvent
     | CarriedDelivery

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from gatepost.delivery.records import ApiKey, Endpoint, Tenant
 from gatepost.errors import Conflict, NotFound
 from gatepost.store.paging import check_limit, decode_numbers, decode_text, encode_cursor, text_page
-from gatepost.store.port import AuditEntry, Change
+from gatepost.store.port import POLICY_ID, POLICY_VERSIONS_MAX, AuditEntry, Change, PolicyVersion
 from gatepost.store.rows import Page
 
 
@@ -22,6 +22,7 @@ class MemoryRegistry:
         self._endpoints: dict[str, Endpoint] = {}
         self._api_keys: dict[str, ApiKey] = {}
         self._audit: list[AuditEntry] = []
+        self._policies: list[PolicyVersion] = []  # oldest first
         self._changes: dict[Change, int] = {}  # record to the number of its last change, in order of that number
 
     async def changes_since(self, cursor: int) -> tuple[Sequence[Change], int]:
@@ -92,6 +93,21 @@ class MemoryRegistry:
             return False
         self._changed(("api_key", key_id))
         return True
+
+    async def policy(self, version: int | None = None) -> PolicyVersion | None:
+        return next((one for one in reversed(self._policies) if version in (None, one.version)), None)
+
+    async def put_policy(self, policy: PolicyVersion) -> None:
+        newest = self._policies[-1].version if self._policies else 0
+        if policy.version != newest + 1:
+            raise Conflict(f"the policy is at version {newest} now: read it again and repeat the change")
+        self._policies.append(policy)
+        del self._policies[:-POLICY_VERSIONS_MAX]
+        self._changed(("policy", POLICY_ID))
+
+    async def policies(self, before: int | None, limit: int) -> Sequence[PolicyVersion]:
+        check_limit(limit)
+        return [one for one in reversed(self._policies) if before is None or one.version < before][:limit]
 
     async def audit(self, entry: AuditEntry) -> None:
         self._audit.append(entry)

@@ -9,8 +9,8 @@ a write is durable when its call returns; one that is cancelled may or may not h
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from dataclasses import dataclass, field
+from typing import Final, Literal, Protocol
 
 from gatepost.delivery.records import ApiKey, Endpoint, Tenant
 from gatepost.store.rows import (
@@ -241,8 +241,9 @@ class DeliveryStore(Protocol):
         ...
 
 
-Change = tuple[Literal["tenant", "endpoint", "api_key"], str]
-"""What changed and its id."""
+Change = tuple[Literal["tenant", "endpoint", "api_key", "policy"], str]
+"""What changed and its id; the policy is one record, `POLICY_ID`."""
+POLICY_ID: Final = "policy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +256,25 @@ class AuditEntry:
     subject: str
     tenant: str | None
     detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyVersion:
+    """One version of the policy: who changed it, when and why, and what it came to."""
+
+    version: int
+    at: int
+    """UTC microseconds."""
+    actor: str
+    action: str
+    """What was done, in words of ours: `set fleet read_timeout=8`."""
+    why: str
+    document: str = field(repr=False)
+    """JSON, opaque to the store (`admission.policy_book`)."""
+
+
+POLICY_VERSIONS_MAX: Final = 1_000
+"""Years of changes; a rollout makes ten."""
 
 
 class Registry(Protocol):
@@ -297,6 +317,21 @@ class Registry(Protocol):
     async def put_api_key(self, key: ApiKey) -> None: ...
 
     async def delete_api_key(self, key_id: str) -> bool: ...
+
+    async def policy(self, version: int | None = None) -> PolicyVersion | None:
+        """A version of the policy, None: the newest. None when there is no such version, or nobody has changed the policy yet."""
+        ...
+
+    async def put_policy(self, policy: PolicyVersion) -> None:
+        """Store the version after the newest (the first is 1). Raises `Conflict` when it is not that: somebody else was first.
+
+        The newest `POLICY_VERSIONS_MAX` are kept.
+        """
+        ...
+
+    async def policies(self, before: int | None, limit: int) -> Sequence[PolicyVersion]:
+        """Versions below `before` (None: all), newest first."""
+        ...
 
     async def audit(self, entry: AuditEntry) -> None: ...
 

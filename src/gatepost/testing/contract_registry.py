@@ -8,7 +8,7 @@ from dataclasses import replace
 from gatepost.delivery.ids import ENDPOINT, encode_id
 from gatepost.delivery.records import ApiKey, Endpoint, EndpointSecret, EndpointStatus, Secret, Tenant, TenantLimits
 from gatepost.errors import Conflict, NotFound
-from gatepost.store.port import AuditEntry, Store
+from gatepost.store.port import POLICY_ID, POLICY_VERSIONS_MAX, AuditEntry, PolicyVersion, Store
 from gatepost.testing.contract_queue import ContractBase
 
 
@@ -182,6 +182,38 @@ class RegistryContract(ContractBase):
             everything, same = await store.changes_since(0)
             assert same == cursor
             assert len(set(everything)) == len(everything) == 7
+
+    async def test_the_policy_is_kept_in_versions_and_changed_only_from_the_newest(self) -> None:
+        """Who looks for what was in force last month finds it; two editors do not undo each other."""
+        async with self.owned() as owner:
+            store = owner.store
+            assert await store.policy() is None
+            assert list(await store.policies(None, 10)) == []
+            await self.refused(store.put_policy(PolicyVersion(2, 5, "alice", "set", "why", "{}")), Conflict)
+            versions = [
+                PolicyVersion(number, number, "älice", "set fleet", "because ' of \"", f'{{"n":{number}}}')
+                for number in range(1, 5)
+            ]
+            _, cursor = await store.changes_since(0)
+            for version in versions:
+                await store.put_policy(version)
+            assert await store.policy() == versions[-1]
+            assert await store.policy(2) == versions[1]
+            assert await store.policy(9) is None
+            await self.refused(store.put_policy(replace(versions[-1], why="another")), Conflict)
+            assert await store.policy() == versions[-1]
+            assert list(await store.policies(None, 2)) == versions[:1:-1]
+            assert list(await store.policies(3, 10)) == versions[1::-1]
+            changes, _ = await store.changes_since(cursor)
+            assert list(changes) == [("policy", POLICY_ID)]
+
+    async def test_old_versions_of_the_policy_go(self) -> None:
+        """A thousand are kept, so that whoever changes it by a program fills no disk."""
+        async with self.owned() as owner:
+            for number in range(1, POLICY_VERSIONS_MAX + 3):
+                await owner.store.put_policy(PolicyVersion(number, 0, "a", "set", "why", "{}"))
+            assert await owner.store.policy(2) is None
+            assert await owner.store.policy(3) is not None
 
     async def test_the_audit_log_is_read_newest_first(self) -> None:
         """All of it, or one tenant's."""

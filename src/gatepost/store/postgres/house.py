@@ -32,6 +32,17 @@ _TABLES: Final[Mapping[Kind, tuple[str, tuple[tuple[str, str], ...]]]] = {
         "gp_api_key",
         (("id", _TEXT), ("hash", _BYTES), ("tenant", _TEXT), ("name", _TEXT), ("created_at", _BIG)),
     ),
+    Kind.POLICIES: (
+        "gp_policy",
+        (
+            ("version", _BIG),
+            ("at", _BIG),
+            ("actor", _TEXT),
+            ("action", _TEXT),
+            ("why", _TEXT),
+            ("document", _TEXT),
+        ),
+    ),
     Kind.AUDIT: (
         "gp_audit",
         (
@@ -228,6 +239,8 @@ class PostgresHouse:
                 return item.id, item.tenant, item.generation, endpoint_to_document(item, self._box)
             case Kind.API_KEYS:
                 return item.id, item.hash, item.tenant, item.name, item.created_at
+            case Kind.POLICIES:
+                return item.version, item.at, item.actor, item.action, item.why, item.document
             case Kind.AUDIT:
                 return _audit(item)
             case Kind.DELIVERIES:

@@ -13,7 +13,7 @@ from gatepost.delivery.records import ApiKey, Endpoint, Tenant
 from gatepost.errors import Conflict, NotFound
 from gatepost.store.codec import endpoint_from_document, endpoint_to_document, tenant_from_document, tenant_to_document
 from gatepost.store.paging import check_limit, decode_numbers, decode_text, encode_cursor, text_page
-from gatepost.store.port import AuditEntry, Change
+from gatepost.store.port import POLICY_ID, POLICY_VERSIONS_MAX, AuditEntry, Change, PolicyVersion
 from gatepost.store.postgres import changes
 from gatepost.store.postgres.pool import Connection, Pool
 from gatepost.store.rows import Page
@@ -43,6 +43,12 @@ SELECT number, at, actor, action, subject, tenant, detail FROM gp_audit WHERE nu
 _AUDIT_LOG_OF = """
 SELECT number, at, actor, action, subject, tenant, detail FROM gp_audit WHERE number < $1 AND tenant = $3
  ORDER BY number DESC LIMIT $2"""
+_POLICY = "SELECT version, at, actor, action, why, document FROM gp_policy"
+_PUT_POLICY = """
+INSERT INTO gp_policy (version, at, actor, action, why, document)
+ SELECT $1::bigint, $2::bigint, $3::text, $4::text, $5::text, $6::text
+ WHERE $1 = (SELECT coalesce(max(version), 0) + 1 FROM gp_policy) ON CONFLICT (version) DO NOTHING RETURNING version"""
+_TRIM_POLICIES = "DELETE FROM gp_policy WHERE version <= $1"
 _NEWEST: Final = (1 << 63) - 1
 
 
@@ -123,6 +129,31 @@ class PostgresRegistry:
 
     async def delete_api_key(self, key_id: str) -> bool:
         return await self._write(_DELETE_API_KEY, (key_id,), ("api_key", key_id))
+
+    async def policy(self, version: int | None = None) -> PolicyVersion | None:
+        if version is None:
+            rows = await self._pool.fetch(f"{_POLICY} ORDER BY version DESC LIMIT 1")
+        else:
+            rows = await self._pool.fetch(f"{_POLICY} WHERE version = $1", version)
+        return PolicyVersion(*rows[0]) if rows else None
+
+    async def put_policy(self, policy: PolicyVersion) -> None:
+        values = (policy.version, policy.at, policy.actor, policy.action, policy.why, policy.document)
+        if await self._write(_PUT_POLICY, values, ("policy", POLICY_ID)):
+            await self._pool.fetch(_TRIM_POLICIES, policy.version - POLICY_VERSIONS_MAX)
+            return
+        # Written by ourselves, by a call whose end we did not hear of, or by somebody else.
+        if await self.policy(policy.version) != policy:
+            newest = await self.policy()
+            raise Conflict(
+                f"the policy is at version {0 if newest is None else newest.version} now: read it again and repeat the change"
+            )
+
+    async def policies(self, before: int | None, limit: int) -> Sequence[PolicyVersion]:
+        check_limit(limit)
+        below = _NEWEST if before is None else before
+        rows = await self._pool.fetch(f"{_POLICY} WHERE version < $1 ORDER BY version DESC LIMIT $2", below, limit)
+        return [PolicyVersion(*row) for row in rows]
 
     async def audit(self, entry: AuditEntry) -> None:
         await self._pool.fetch(_AUDIT, entry.at, entry.actor, entry.action, entry.subject, entry.tenant, entry.detail)

@@ -28,7 +28,7 @@ from gatepost.store.house import (
     CarriedState,
     Kind,
 )
-from gatepost.store.port import AuditEntry
+from gatepost.store.port import AuditEntry, PolicyVersion
 from gatepost.store.rows import AttemptRow, DeadLetter, FanOut, OutboxEvent
 from gatepost.store.secretbox import SecretBox
 from gatepost.store.sqlite.connection import connect, store_error
@@ -48,6 +48,7 @@ _SOURCES: Final[dict[Kind, str]] = {
     Kind.TENANTS: "SELECT document FROM tenant ORDER BY name",
     Kind.ENDPOINTS: "SELECT document FROM endpoint ORDER BY id",
     Kind.API_KEYS: "SELECT id, hash, tenant, name, created_at FROM api_key ORDER BY id",
+    Kind.POLICIES: "SELECT version, at, actor, action, why, document FROM policy ORDER BY version",
     Kind.AUDIT: "SELECT number, at, actor, action, subject, tenant, detail FROM audit ORDER BY number",
     Kind.EVENTS: f"""
 SELECT e.id, e.created_at, e.tenant, e.type, e.content_type, e.body FROM event AS e
@@ -152,6 +153,7 @@ class SqliteHouse:
             Kind.TENANTS: lambda row: tenant_from_document(row[0]),
             Kind.ENDPOINTS: lambda row: endpoint_from_document(row[0], self._box),
             Kind.API_KEYS: lambda row: ApiKey(*row),
+            Kind.POLICIES: lambda row: PolicyVersion(*row),
             Kind.AUDIT: lambda row: CarriedAudit(row[0], AuditEntry(*row[1:])),
             Kind.EVENTS: CarriedEvent._make,
             Kind.DELIVERIES: CarriedDelivery._make,

@@ -13,7 +13,7 @@ from gatepost.delivery.records import ApiKey, Endpoint, Tenant
 from gatepost.errors import Conflict, NotFound
 from gatepost.store.codec import endpoint_from_document, endpoint_to_document, tenant_from_document, tenant_to_document
 from gatepost.store.paging import check_limit, decode_numbers, decode_text, encode_cursor, text_page
-from gatepost.store.port import AuditEntry, Change
+from gatepost.store.port import POLICY_ID, POLICY_VERSIONS_MAX, AuditEntry, Change, PolicyVersion
 from gatepost.store.rows import Page
 from gatepost.store.secretbox import SecretBox
 from gatepost.store.sqlite.reader import ReaderThread
@@ -38,6 +38,11 @@ SELECT number, at, actor, action, subject, tenant, detail FROM audit WHERE numbe
 _AUDIT_LOG_OF_TENANT = """
 SELECT number, at, actor, action, subject, tenant, detail FROM audit WHERE number < ? AND tenant = ?
  ORDER BY number DESC LIMIT ?"""
+
+_POLICY = "SELECT version, at, actor, action, why, document FROM policy"
+_PUT_POLICY = """
+INSERT INTO policy (version, at, actor, action, why, document) SELECT ?1, ?2, ?3, ?4, ?5, ?6
+ WHERE ?1 = (SELECT coalesce(max(version), 0) + 1 FROM policy)"""
 
 
 class SqliteRegistry:
@@ -163,6 +168,38 @@ class SqliteRegistry:
 
     async def delete_api_key(self, key_id: str) -> bool:
         return await self._delete("DELETE FROM api_key WHERE id = ?", "api_key", key_id)
+
+    async def policy(self, version: int | None = None) -> PolicyVersion | None:
+        def query(connection: sqlite3.Connection) -> PolicyVersion | None:
+            if version is None:
+                row = connection.execute(f"{_POLICY} ORDER BY version DESC LIMIT 1").fetchone()
+            else:
+                row = connection.execute(f"{_POLICY} WHERE version = ?", (version,)).fetchone()
+            return None if row is None else PolicyVersion(*row)
+
+        return await self._hot.run(query)
+
+    async def put_policy(self, policy: PolicyVersion) -> None:
+        values = (policy.version, policy.at, policy.actor, policy.action, policy.why, policy.document)
+
+        def write(connection: sqlite3.Connection) -> None:
+            if connection.execute(_PUT_POLICY, values).rowcount == 0:
+                newest = connection.execute("SELECT coalesce(max(version), 0) FROM policy").fetchone()[0]
+                raise Conflict(f"the policy is at version {newest} now: read it again and repeat the change")
+            connection.execute("DELETE FROM policy WHERE version <= ?", (policy.version - POLICY_VERSIONS_MAX,))
+            connection.execute(_CHANGED, ("policy", POLICY_ID))
+
+        await self._writer.call(2, write)
+
+    async def policies(self, before: int | None, limit: int) -> Sequence[PolicyVersion]:
+        check_limit(limit)
+        below = (1 << 63) - 1 if before is None else before
+
+        def query(connection: sqlite3.Connection) -> Sequence[PolicyVersion]:
+            rows = connection.execute(f"{_POLICY} WHERE version < ? ORDER BY version DESC LIMIT ?", (below, limit))
+            return [PolicyVersion(*row) for row in rows]
+
+        return await self._lists.run(query)
 
     async def audit(self, entry: AuditEntry) -> None:
         await self._writer.call(1, _write_audit, entry)

@@ -1,0 +1,263 @@
+"""How a change of the policy goes out: shadow, one process, cohorts of endpoints, all; each step held until it has proved harmless.
+
+A state machine over values: `step` says what to do next from the state, the verdict and the time, and `dispatch.rollout` does it.
+A stage ends when its hold is over, a whole night has passed in it and the verdict is good; a verdict that is not good holds it
+for as long as it takes, and a bad one ends the rollout with the old values in force. It measures nothing (`admission.compare`
+does) and stores nothing (`admission.policy_book`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final, assert_never
+
+from gatepost.admission.compare import TOLERANCE, Finding, Verdict
+from gatepost.delivery.policy_layers import NO_VALUES, Values
+from gatepost.errors import ConfigurationError, Conflict
+
+HOLD: Final = 86_400.0
+"""Seconds of a stage: a day, so that every hour of it is compared."""
+SHARES: Final = (0.01, 0.1, 0.5)
+"""Cohorts: 1 % shows what a single process may have been spared, and each further one is at most ten times the last."""
+SHARES_MAX: Final = 10
+NIGHT: Final = (0.0, 6.0)
+"""Hours of the day within which batches run: receivers and senders behave differently there."""
+
+_HOUR_US: Final = 3_600_000_000
+_DAY_US: Final = 24 * _HOUR_US
+_COHORTS: Final = 1 << 32
+
+
+class Stage(StrEnum):
+    """Where a rollout is. `shadow`: only recorded. `all` and `aborted` are ends."""
+
+    SHADOW = "shadow"
+    CANARY = "canary"
+    COHORT = "cohort"
+    ALL = "all"
+    ABORTED = "aborted"
+
+
+ENDS: Final = frozenset({Stage.ALL, Stage.ABORTED})
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutPlan:
+    """How a rollout goes. Durations in seconds."""
+
+    shadow_hold: float = HOLD
+    canary_hold: float = HOLD
+    cohort_hold: float = HOLD
+    shares: tuple[float, ...] = SHARES
+    night: tuple[float, float] | None = NIGHT
+    """Hours of the day, by UTC plus `utc_offset`; None: no stage needs a night."""
+    utc_offset: float = 0.0
+    """Hours."""
+    tolerance: float = TOLERANCE
+
+    def __post_init__(self) -> None:
+        for name in ("shadow_hold", "canary_hold", "cohort_hold"):
+            if not 0 <= getattr(self, name) <= 365 * 86_400.0:
+                raise ConfigurationError(f"{name}={getattr(self, name)}: write seconds, from 0 to a year")
+        rising = all(low < high for low, high in zip(self.shares, self.shares[1:], strict=False))
+        if not 1 <= len(self.shares) <= SHARES_MAX or not rising or not all(0 < share < 1 for share in self.shares):
+            raise ConfigurationError(
+                f"shares={list(self.shares)}: write 1 to {SHARES_MAX} rising shares of the endpoints, for example 0.01,0.1,0.5"
+            )
+        if self.night is not None and not (0 <= self.night[0] < self.night[1] <= 24):
+            raise ConfigurationError(f"night={list(self.night)}: write two hours of one day, for example 0,6")
+        if not -14 <= self.utc_offset <= 14:
+            raise ConfigurationError(f"utc_offset={self.utc_offset}: write hours from -14 to 14")
+        if not 0 < self.tolerance <= 1:
+            raise ConfigurationError(f"tolerance={self.tolerance}: write a share above 0, for example 0.005")
+
+    def hold_of(self, stage: Stage) -> float:
+        """Seconds that a stage lasts at least."""
+        match stage:
+            case Stage.SHADOW:
+                return self.shadow_hold
+            case Stage.CANARY:
+                return self.canary_hold
+            case Stage.COHORT:
+                return self.cohort_hold
+            case Stage.ALL | Stage.ABORTED:
+                return 0.0
+            case _ as never:
+                assert_never(never)
+
+    def held_until(self, stage: Stage, since: int) -> int:
+        """When a stage that began at `since` may end at the earliest: hold over, and one whole night inside it."""
+        until = since + round(self.hold_of(stage) * 1e6)
+        if self.night is None:
+            return until
+        shift = round(self.utc_offset * _HOUR_US)
+        first, last = (round(hour * _HOUR_US) for hour in self.night)
+        midnight = (since + shift) // _DAY_US * _DAY_US
+        begins = midnight + first
+        if begins < since + shift:
+            begins += _DAY_US
+        return max(until, begins + last - first - shift)
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One rollout; frozen, each step makes the next."""
+
+    number: int
+    """Counts rollouts: names it in what endpoints remember."""
+    values: Values
+    """What is rolled out."""
+    plan: RolloutPlan
+    stage: Stage
+    step: int
+    """Rises with each stage."""
+    started_at: int
+    """UTC microseconds."""
+    stage_at: int
+    by: str
+    why: str
+    share: float = 0.0
+    """Of the endpoints that have the new values, while in cohorts."""
+    canary: str | None = None
+    """The process that has them, while it is the canary."""
+    skipped: str = ""
+    """Why there was no canary."""
+    told: str = ""
+    """What the last step said."""
+    fleet_before: Values = NO_VALUES
+    """What the fleet layer said of these limits: an abort after the last stage brings it back."""
+
+    @property
+    def running(self) -> bool:
+        """It is between its start and its end."""
+        return self.stage not in ENDS
+
+    @property
+    def mark(self) -> str:
+        """Names the stage, in what endpoints remember of it."""
+        return f"{self.number}.{self.step}"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a step looks at."""
+
+    verdict: Verdict | None
+    """None in shadow."""
+    shadowed: int
+    """Deliveries that were judged in shadow."""
+    losses: int
+    """Endpoints without an override that would lose successful deliveries."""
+    processes: tuple[str, ...]
+    """Names of those alive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """Nothing changes. `until`: the hold ends then, None: it is over and something else is missing."""
+
+    why: str
+    until: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Go:
+    """The next stage."""
+
+    rollout: Rollout
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """End it; the old values are in force."""
+
+    rollout: Rollout
+
+
+Step = Stay | Go | Abort
+
+
+def cohort_of(number: int) -> float:
+    """The endpoint's place among all of them, 0 to 1: the same for ever, in every process and version.
+
+    Those with a place below the share have the new values. A digest, since endpoint numbers also say which process owns them.
+    """
+    return int.from_bytes(hashlib.blake2b(number.to_bytes(8, "big"), digest_size=4).digest(), "big") / _COHORTS
+
+
+def stem(process: str) -> str:
+    """A process' name without what is drawn anew at each start: the canary is the same process after a restart."""
+    return process.rpartition("-")[0] or process
+
+
+def step(rollout: Rollout, evidence: Evidence, now: int) -> Step:
+    """What to do with a running rollout. Raises `ValueError` for one that has ended."""
+    if not rollout.running:
+        raise ValueError(f"rollout {rollout.number} has ended ({rollout.stage})")
+    verdict = evidence.verdict
+    if verdict is not None and (verdict.sure_low > 0 and verdict.effect > rollout.plan.tolerance):
+        return Abort(abort(rollout, f"it makes deliveries fail: {verdict}", now))
+    if rollout.stage is Stage.CANARY and not any(stem(one) == stem(rollout.canary or "") for one in evidence.processes):
+        return Stay(f"the canary {rollout.canary} is not alive: start it again, or abort", None)
+    until = rollout.plan.held_until(rollout.stage, rollout.stage_at)
+    if now < until:
+        return Stay(_so_far(rollout, evidence), until)
+    match rollout.stage:
+        case Stage.SHADOW:
+            if not evidence.shadowed:
+                return Stay("no delivery was judged in shadow yet", None)
+            if evidence.losses:
+                return Stay(
+                    f"{evidence.losses} endpoints would lose successful deliveries: `gatepost policy shadow report` lists them, "
+                    "with --apply each gets an override of its own",
+                    None,
+                )
+        case Stage.CANARY | Stage.COHORT:
+            assert verdict is not None, "every stage behind the shadow is compared"
+            if verdict.finding is Finding.BAD:
+                return Abort(abort(rollout, f"it makes deliveries fail: {verdict}", now))
+            if verdict.finding is not Finding.GOOD:
+                return Stay(str(verdict), None)
+        case Stage.ALL | Stage.ABORTED:
+            raise AssertionError("ended")
+        case _ as never:
+            assert_never(never)
+    return Go(following(rollout, evidence.processes, now, "" if verdict is None else str(verdict)))
+
+
+def following(rollout: Rollout, processes: tuple[str, ...], now: int, told: str) -> Rollout:
+    """The next stage, whatever the evidence. Raises `Conflict` behind the end."""
+    plan = rollout.plan
+    fresh = replace(rollout, stage_at=now, step=rollout.step + 1, told=told)
+    match rollout.stage:
+        case Stage.SHADOW:
+            if len({stem(one) for one in processes}) < 2:
+                skipped = "there is one process only: it has no peers to be compared with"
+                return replace(fresh, stage=Stage.COHORT, share=plan.shares[0], skipped=skipped)
+            return replace(fresh, stage=Stage.CANARY, canary=rollout.canary or min(processes))
+        case Stage.CANARY:
+            return replace(fresh, stage=Stage.COHORT, share=plan.shares[0])
+        case Stage.COHORT:
+            wider = [share for share in plan.shares if share > rollout.share]
+            if wider:
+                return replace(fresh, share=wider[0])
+            return replace(fresh, stage=Stage.ALL, share=1.0)
+        case Stage.ALL | Stage.ABORTED:
+            raise Conflict(f"rollout {rollout.number} has ended ({rollout.stage}): start another one")
+        case _ as never:
+            assert_never(never)
+
+
+def abort(rollout: Rollout, why: str, now: int) -> Rollout:
+    """End it with the old values in force, also after its last stage. Raises `Conflict` when it was aborted before."""
+    if rollout.stage is Stage.ABORTED:
+        raise Conflict(f"rollout {rollout.number} was aborted before: {rollout.told}")
+    return replace(rollout, stage=Stage.ABORTED, stage_at=now, step=rollout.step + 1, told=why)
+
+
+def _so_far(rollout: Rollout, evidence: Evidence) -> str:
+    if evidence.verdict is not None:
+        return str(evidence.verdict)
+    return f"{evidence.shadowed} deliveries judged, {evidence.losses} endpoints would lose successful ones"
