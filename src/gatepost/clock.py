@@ -8,7 +8,10 @@ from __future__ import annotations
 import os
 import random
 import time
-from typing import Protocol
+from collections.abc import Callable
+from typing import Final, Protocol
+
+_MASK: Final = (1 << 64) - 1
 
 
 class Clock(Protocol):
@@ -64,3 +67,18 @@ class SystemEntropy:
 
 SYSTEM_CLOCK: Clock = SystemClock()
 SYSTEM_ENTROPY: Entropy = SystemEntropy()
+
+
+def seeded_uniform(seed: int) -> Callable[[], float]:
+    """Dice for simulations, `0 <= u < 1` by SplitMix64: the same on every machine and Python, which `random` does not promise."""
+    state = seed & _MASK
+
+    def draw() -> float:
+        nonlocal state
+        state = (state + 0x9E3779B97F4A7C15) & _MASK
+        mixed = state
+        mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+        return ((mixed ^ (mixed >> 31)) >> 11) / (1 << 53)
+
+    return draw

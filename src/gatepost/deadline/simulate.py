@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from gatepost.clock import seeded_uniform
 from gatepost.errors import ConfigurationError
 
 HOPS_MAX: Final = 50
 CALLS_MAX: Final = 4_000_000
 """Calls of the last hop at most: attempts multiply by hop, and a simulation must end."""
-_MASK: Final = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,26 +204,11 @@ def _rank(ordered: list[float], share: float) -> float:
 
 
 def _lognormal(chain: Chain) -> Callable[[], float]:
-    uniform = _uniform(chain.seed)
+    uniform = seeded_uniform(chain.seed)
 
     def draw() -> float:
         # Box and Muller's transform; 1 - u is never 0.
         normal = math.sqrt(-2.0 * math.log(1.0 - uniform())) * math.cos(2.0 * math.pi * uniform())
         return chain.work * math.exp(chain.spread * normal)
-
-    return draw
-
-
-def _uniform(seed: int) -> Callable[[], float]:
-    """SplitMix64: the same numbers on every machine and Python, which `random` does not promise."""
-    state = seed & _MASK
-
-    def draw() -> float:
-        nonlocal state
-        state = (state + 0x9E3779B97F4A7C15) & _MASK
-        mixed = state
-        mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
-        return ((mixed ^ (mixed >> 31)) >> 11) / (1 << 53)
 
     return draw

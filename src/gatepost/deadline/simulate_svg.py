@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final
-from xml.sax.saxutils import escape
 
 from gatepost.deadline.simulate import Comparison, Mode
+from gatepost.svg import document, rectangle, text
 
 WIDTH: Final = 760
 ROW: Final = 26
@@ -33,29 +33,21 @@ def draw(comparison: Comparison) -> str:
     parts: list[str] = []
     for label, bars in groups:
         longest = max(max(value for _, value, _ in bars), 1e-9)
-        parts.append(f'<text x="12" y="{y + ROW}" font-weight="bold">{escape(label)}</text>')
-        for mode, value, text in bars:
+        parts.append(text(12, y + ROW, label, bold=True))
+        for mode, value, words in bars:
             width = max(1, round(BAR_MAX * value / longest))
-            parts.append(
-                f'<rect x="{LABEL}" y="{y + 4}" width="{width}" height="{ROW - 8}" fill="{_COLOURS[mode]}"/>'
-                f'<text x="{LABEL + width + 8}" y="{y + ROW - 8}">{escape(text)}</text>'
-            )
+            parts.append(rectangle(LABEL, y + 4, width, ROW - 8, _COLOURS[mode]))
+            parts.append(text(LABEL + width + 8, y + ROW - 8, words))
             y += ROW
         y += 14
     title = (
         f"{chain.hops} services, budget {chain.budget:g} s, static timeout {chain.timeout:g} s, "
         f"last hop {chain.slow:g} times slower, {chain.rate:g} requests/s"
     )
-    legend = "".join(
-        f'<rect x="{12 + 200 * index}" y="38" width="14" height="14" fill="{_COLOURS[mode]}"/>'
-        f'<text x="{32 + 200 * index}" y="50">{text}</text>'
-        for index, (mode, text) in enumerate(
+    legend = [
+        rectangle(12 + 200 * index, 38, 14, 14, _COLOURS[mode]) + text(32 + 200 * index, 50, words)
+        for index, (mode, words) in enumerate(
             ((Mode.STATIC, "static timeouts"), (Mode.PROPAGATED, "propagated deadline"))
         )
-    )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{y}" viewBox="0 0 {WIDTH} {y}" '
-        'font-family="sans-serif" font-size="14">'
-        f'<title>{escape(title)}</title><rect width="{WIDTH}" height="{y}" fill="#ffffff"/>'
-        f'<text x="12" y="24" font-size="15">{escape(title)}</text>{legend}{"".join(parts)}</svg>\n'
-    )
+    ]
+    return document(WIDTH, y, title, [*legend, *parts])
