@@ -357,5 +357,6 @@ def _dispatcher_settings(settings: Settings, place: Place, address: str) -> Disp
         publish_timeout=settings.publish_timeout,
         grace=settings.grace,
         disable_after=settings.disable_after,
+        limits=settings.limits,
         retention=settings.retention,
     )

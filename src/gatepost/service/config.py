@@ -16,8 +16,11 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 from urllib.parse import urlsplit
 
+from gatepost.admission.adapt import AdaptMode, AdaptRules
+from gatepost.admission.breaker import BreakerMode, BreakerRules
 from gatepost.delivery.policy import ClientPolicy
 from gatepost.delivery.records import DEFAULT_WINDOW, DISABLE_AFTER, Secret
+from gatepost.dispatch.limits import LimitSettings
 from gatepost.dispatch.share import WEIGHT_MAX
 from gatepost.errors import ConfigurationError
 from gatepost.net.proxy import ProxyConfig
@@ -104,6 +107,8 @@ class Settings:
     """Seconds; None: the attempt budget of `policy`."""
     disable_after: float = DISABLE_AFTER
     """Seconds of nothing but failed attempts after which an endpoint is disabled; 0: never."""
+    limits: LimitSettings = field(default_factory=LimitSettings)
+    """What is learned of endpoints, and what their breakers do."""
     max_payload: int = 1_048_576
     publish_timeout: float = 5.0
     max_loop_lag: float = 0.1
@@ -161,6 +166,11 @@ def load_settings(
         slots=slots,
         auto_host_cap="policy.max_per_host" not in given,
         disable_after=_not_negative("dispatch.disable_after", _get(given, "dispatch.disable_after")),
+        limits=LimitSettings(
+            AdaptRules(mode=AdaptMode(_get(given, "dispatch.adaptive_timeout"))),
+            BreakerRules(mode=BreakerMode(_get(given, "dispatch.breaker"))),
+            _get(given, "dispatch.adaptive_concurrency"),
+        ),
         shutdown_grace=None if grace is None else _positive("dispatch.shutdown_grace", grace),
         max_payload=_positive("ingest.max_payload", _get(given, "ingest.max_payload")),
         publish_timeout=_positive("ingest.publish_timeout", _get(given, "ingest.publish_timeout")),

@@ -100,6 +100,13 @@ def watch_dispatcher(metrics: Metrics, dispatcher: Dispatcher, clock: Clock) -> 
     metrics.watch("gatepost_queue_buffered", lambda: snapshot.queue.scheduler.buffered)
     metrics.watch("gatepost_event_loop_lag_seconds", lambda: dispatcher.lag.window.worst)
     metrics.watch("gatepost_event_loop_late", lambda: dispatcher.lag.late)
+    limits = dispatcher.limits.statistics
+    metrics.watch("gatepost_endpoints_tracked", lambda: limits().active + limits().idle)
+    metrics.watch("gatepost_hosts_in_trouble", lambda: limits().hosts_in_trouble)
+    metrics.watch("gatepost_breakers_opened", lambda: sum(limits().opened.values()) + limits().host_opened)
+    metrics.watch("gatepost_breakers_would_open", lambda: limits().would_open)
+    metrics.watch("gatepost_breakers_would_refuse", lambda: limits().would_refuse)
+    metrics.watch("gatepost_fleet_trouble", lambda: limits().fleet_suspected)
 
 
 def watch_store(metrics: Metrics, sizes: StoreSizes) -> None:

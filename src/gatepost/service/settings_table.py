@@ -150,6 +150,26 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "An endpoint whose attempts have all failed for so long is disabled; 0: never.",
     ),
     Setting(
+        "dispatch.breaker",
+        Kind.TEXT,
+        "on",
+        "Hold endpoints and hosts that fail, hang or are slow, and probe them: on; dry_run counts what it would do.",
+        choices=("off", "dry_run", "on"),
+    ),
+    Setting(
+        "dispatch.adaptive_timeout",
+        Kind.TEXT,
+        "on",
+        "Follow each endpoint's p99 with its read timeout, 3 to 15 s, from 200 responses on; shadow only computes it.",
+        choices=("off", "shadow", "on"),
+    ),
+    Setting(
+        "dispatch.adaptive_concurrency",
+        Kind.FLAG,
+        True,
+        "Let an endpoint's attempts in flight follow its need and health, unless its record fixes them.",
+    ),
+    Setting(
         "fleet.processes", Kind.COUNT, 1, "Processes of `gatepost serve` on this machine; above 1 needs PostgreSQL."
     ),
     Setting("fleet.weight", Kind.NUMBER, 1.0, "Share of the parts that each process takes, relative to the others'."),
