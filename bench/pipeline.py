@@ -66,7 +66,7 @@ def measure_once(
                 profile=profile,
                 database=None if server is None else server.url,
                 keys=None if server is None else server.keys,
-                alone=processes == 1,
+                processes=processes,
             )
             tasks.append(task)
         used = 0.0 if server is None else server.cpu_seconds()

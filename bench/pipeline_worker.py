@@ -61,6 +61,10 @@ STAGES = (
 """First match from the innermost frame outwards."""
 
 
+SHARE_LIMIT = 30.0
+"""Seconds in which processes that start together must have shared the parts."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineTask:
     """What to measure."""
@@ -79,8 +83,8 @@ class PipelineTask:
     database: str | None = None
     """None: a SQLite file in `directory`."""
     keys: Sequence[str] | None = None
-    alone: bool = True
-    """No other process delivers what this one publishes, nor the other way round."""
+    processes: int = 1
+    """That share the store; with several, each delivers what others publish."""
 
 
 async def measure(task: PipelineTask) -> dict[str, Any]:
@@ -89,6 +93,10 @@ async def measure(task: PipelineTask) -> dict[str, Any]:
     async with open_rig(
         Path(task.directory), task.urls, slots=task.slots, database=task.database, keys=task.keys, name=name
     ) as rig:
+        if task.processes > 1 and not await rig.wait_share(task.processes, SHARE_LIMIT):
+            raise RuntimeError(
+                f"this process owns {rig.gp.statistics().parts} parts, {task.processes} processes did not share them"
+            )
         result: dict[str, Any] = {"throughput": await measure_throughput(rig, task)}
         rate = result["throughput"]["deliveries_per_second"] * task.latency_share
         rig.due_ns.clear()
@@ -157,7 +165,7 @@ async def loaded(rig: Rig, task: PipelineTask) -> AsyncIterator[None]:
 
 async def settled(rig: Rig, task: PipelineTask) -> bool:
     """Wait until what was published is delivered; with several processes, until nothing comes any more."""
-    if task.alone:
+    if task.processes == 1:
         return await rig.wait_delivered(30.0)
     await rig.wait_still(1.0)
     return True

@@ -25,6 +25,8 @@ PUBLISHERS: Final = 128
 """Concurrent publishers, as an API under load has: their events share commits."""
 TICK: Final = 0.004
 """Seconds between releases of the open loop; also its resolution."""
+FOLLOWED: Final = 2.0
+"""Seconds within which every process of a fleet hears of an endpoint."""
 LOOPBACK: Final = EgressPolicy(schemes=("http",), allow_cidrs=("127.0.0.0/8",))
 
 
@@ -76,13 +78,15 @@ class Rig:
         return receipt.event_id
 
     async def closed_loop(self, depth: int, stop: asyncio.Event) -> None:
-        """Keep `depth` deliveries outstanding until `stop`."""
+        """Keep `depth` deliveries outstanding until `stop`; begins with nothing outstanding."""
         turn = 0
+        # With several processes each delivers what others published: what was published here and is done stays a difference.
+        base = self.tally.outstanding
 
         async def publisher() -> None:
             nonlocal turn
             while not stop.is_set():
-                if self.tally.outstanding >= depth:
+                if self.tally.outstanding - base >= depth:
                     await asyncio.sleep(TICK / 2)
                     continue
                 turn += 1
@@ -116,6 +120,16 @@ class Rig:
             for _ in range(PUBLISHERS * 4):
                 waiting.put_nowait(None)
         return count
+
+    async def wait_share(self, processes: int, seconds: float) -> bool:
+        """Wait until this process owns its share of the parts and has heard of all endpoints; False when that took too long."""
+        share = self.gp.store.capabilities.parts / processes
+        limit = time.monotonic() + seconds
+        while time.monotonic() < limit:
+            await asyncio.sleep(FOLLOWED)
+            if abs(self.gp.statistics().parts - share) <= 1:
+                return True
+        return False
 
     async def wait_still(self, seconds: float) -> None:
         """Wait until nothing was delivered here for `seconds`: with several processes nobody counts all of them."""
