@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from gatepost.deadline import Deadline
@@ -53,5 +55,15 @@ def test_attempts_end_and_without_a_deadline_a_cap_is_needed() -> None:
     assert next_attempt(None, cap=2.0, sleep=1.0) == Try(1.0, 2.0)
     with pytest.raises(ValueError, match="write cap="):
         next_attempt(None)
+    with pytest.raises(ValueError, match="write cap="):
+        next_attempt(math.inf)
     with pytest.raises(ValueError, match="sleep"):
         next_attempt(1.0, sleep=-1.0)
+
+
+@pytest.mark.parametrize("cap", [0.0, -1.0, math.nan])
+def test_no_attempt_gets_a_timeout_of_zero(cap: float) -> None:
+    """Most libraries read 0 as "no timeout"."""
+    for left in (1.0, None):
+        with pytest.raises(ValueError, match="cap="):
+            next_attempt(left, cap=cap, min_attempt=0.0)

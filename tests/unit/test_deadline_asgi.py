@@ -438,7 +438,7 @@ def test_dark_mode_counts_and_changes_nothing() -> None:
         for text in ("0", "0.5", "5", "soon"):
             assert (await asking(text).call(middleware)).sent[1]["body"] == b"None"
         found = {label: counters.value(Metric.WOULD_REJECT, label) for label in ("arrival", "handler", "invalid")}
-        assert found == {"arrival": 1, "handler": 2, "invalid": 1}
+        assert found == {"arrival": 1, "handler": 1, "invalid": 1}  # each once, the one that had passed too
         assert counters.value(Metric.REJECTED, "arrival") == 0
 
     run_virtual(main)

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Final
 
 from gatepost.clock import SYSTEM_CLOCK, Clock
-from gatepost.deadline.context import deadline
+from gatepost.deadline.context import request_scope
 from gatepost.deadline.estimate import EstimateStatistics
 from gatepost.deadline.gate import Exempted, Gate, GateSettings, Mode, Operation, Refusal, Run, is_ours
 from gatepost.deadline.metrics import COUNTERS, Counters, Metric, SpanHook
@@ -98,7 +98,7 @@ class DeadlineMiddleware:
 
     async def _run(self, run: Run, scope: Message, receive: Receive, send: Send) -> None:
         gate = self._gate
-        bounded = deadline(run.deadline, name="handler")
+        bounded = request_scope(run.deadline, name="handler")
         answer = _Answer(gate, run, scope, send, bounded)
         watch = _Watch(receive, scope, bounded, answer) if self._cancel_on_disconnect else None
         try:
@@ -108,7 +108,7 @@ class DeadlineMiddleware:
             if watch is not None and watch.gone:
                 self._counters.count(Metric.DISCONNECTED)
             elif answer.started and not answer.refused:
-                if not (run.operation.stream and is_ours(error, run)):
+                if answer.finished or not (run.operation.stream and is_ours(error, run)):
                     raise
                 # Nothing that we could add would make it whole: a server closes a connection whose answer was left short.
                 await answer.break_off()
@@ -137,7 +137,7 @@ class _Answer:
 
     __slots__ = ("_bounded", "_gate", "_ok", "_run", "_scope", "_send", "finished", "refused", "started")
 
-    def __init__(self, gate: Gate, run: Run, scope: Message, send: Send, bounded: deadline | None) -> None:
+    def __init__(self, gate: Gate, run: Run, scope: Message, send: Send, bounded: request_scope | None) -> None:
         self._gate = gate
         self._run = run
         self._scope = scope
@@ -157,10 +157,15 @@ class _Answer:
                 return
         elif self.refused:
             return
-        elif message["type"] == "http.response.body" and not message.get("more_body", False):
+        elif _is_last(message):
             self.finished = True
             if self._run.operation.stream:
-                self._gate.answered(self._run, ok=self._ok)
+                if self._scope["type"] == "http":
+                    self._gate.answered(self._run, ok=self._ok)
+                await self._send(message)
+                if self._bounded is not None:
+                    self._bounded.release()  # what comes after it, background tasks, is no part of the answer
+                return
         await self._send(message)
 
     async def refuse(self) -> None:
@@ -182,6 +187,7 @@ class _Answer:
                 bounded.stop_cutting()
                 self._gate.exceeded()
                 await self.refuse()
+                bounded.cut_now()  # or an endless stream would go on for nobody
                 return True
             if not self._run.operation.stream:
                 bounded.release()
@@ -197,7 +203,7 @@ class _Watch:
 
     __slots__ = ("_answer", "_arrived", "_bounded", "_messages", "_receive", "_task", "gone")
 
-    def __init__(self, receive: Receive, scope: Message, bounded: deadline, answer: _Answer) -> None:
+    def __init__(self, receive: Receive, scope: Message, bounded: request_scope, answer: _Answer) -> None:
         self._receive = receive
         self._bounded = bounded
         self._answer = answer
@@ -228,6 +234,8 @@ class _Watch:
         if self._task is not None and not self._task.done():
             self._task.cancel()
             await asyncio.wait({self._task})
+        if self._task is not None and not self._task.cancelled():
+            self._task.exception()  # an error of the server's that no `receive` asked for: it logged its own
 
     def _start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(
@@ -247,6 +255,12 @@ class _Watch:
                     return
         finally:
             self._arrived.set()
+
+
+def _is_last(message: Message) -> bool:
+    """Whether an answer that has begun ends with it."""
+    kind = message["type"]
+    return kind == "websocket.close" or (kind == "http.response.body" and not message.get("more_body", False))
 
 
 async def _refuse(refusal: Refusal, scope: Message, send: Send) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextvars import Context, ContextVar, Token, copy_context
@@ -20,7 +19,15 @@ from gatepost.clock import SYSTEM_CLOCK, Clock
 from gatepost.deadline.cut import Cut, current_owner, new_cut
 from gatepost.deadline.metrics import COUNTERS, Metric
 from gatepost.deadline.policy import DEFAULT_POLICY, DeadlinePolicy
-from gatepost.deadline.value import NANOSECONDS, Deadline, DeadlineExceeded, Limit, check_cap, check_seconds
+from gatepost.deadline.value import (
+    NANOSECONDS,
+    SECONDS_MAX,
+    Deadline,
+    DeadlineExceeded,
+    Limit,
+    check_cap,
+    check_seconds,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -28,23 +35,35 @@ F = TypeVar("F", bound=Callable[..., Any])
 D = TypeVar("D", Deadline, None)
 
 
-_Frame: TypeAlias = tuple[Deadline | None, tuple[Cut, ...]]
-"""What a context inherits: the deadline, and the cuts of the scopes around, which `shield` must find. A plain tuple, since one
-is made for every scope."""
+class _Release:
+    """Whether a request's scope has let go of its body: one object for all tasks that inherited the scope."""
+
+    __slots__ = ("done",)
+
+    def __init__(self) -> None:
+        self.done = False
+
+
+_Frame: TypeAlias = tuple[Deadline | None, tuple[Cut, ...], _Release | None]
+"""What a context inherits: the deadline, the cuts of the scopes around, which `shield` must find, and what takes the deadline
+away again (None: nothing does). A plain tuple, since one is made for every scope."""
+INSTANT_MAX: Final = 2 * SECONDS_MAX
+"""Latest instant of `until`: a machine that has been up for 31 years, and the longest deadline."""
 ENTERED_ONCE: Final = "a deadline scope is entered once; write deadline(…) anew, or use it as a decorator"
 
-_OUTSIDE: Final[_Frame] = (None, ())
+_OUTSIDE: Final[_Frame] = (None, (), None)
 _frame: ContextVar[_Frame] = ContextVar("gatepost_deadline", default=_OUTSIDE)
 
 
 def current() -> Deadline | None:
     """The deadline in force, None when there is none."""
-    return _frame.get()[0]
+    in_force, _cuts, release = _frame.get()
+    return in_force if release is None or not release.done else None
 
 
 def remaining() -> float | None:
     """Seconds left, at least 0.0; None when there is no deadline. Ask `current().remaining()` for how far it is past."""
-    in_force = _frame.get()[0]
+    in_force = current()
     return None if in_force is None else max(0.0, in_force.remaining())
 
 
@@ -55,8 +74,8 @@ def timeout_for(
 
     Always above 0: raises `DeadlineExceeded` when less than `policy.min_useful` would be left. `cap` without a deadline.
     """
-    in_force = _frame.get()[0]
-    if in_force is None:
+    in_force, _cuts, release = _frame.get()
+    if in_force is None or (release is not None and release.done):
         check_cap(cap, reserve)
         return cap
     try:
@@ -68,7 +87,7 @@ def timeout_for(
 
 def check(need: float = 0.0, *, where: str = "handler") -> None:
     """Raise `DeadlineExceeded` when fewer than `need` seconds are left: put it before work whose result nobody would see."""
-    in_force = _frame.get()[0]
+    in_force = current()
     if in_force is not None:
         try:
             in_force.check(need, where=where)
@@ -110,6 +129,8 @@ class Scope(ABC, Generic[D]):
 
     _shields: ClassVar[bool] = False
     """Whether the scopes around may not cut the body."""
+    _release: _Release | None = None
+    """What `request_scope` lets go by."""
     _name: str
     _entered: bool
     _inside: D
@@ -129,11 +150,13 @@ class Scope(ABC, Generic[D]):
         if self._entered:
             raise RuntimeError(ENTERED_ONCE)
         self._entered = True
-        outer, cuts = _frame.get()
+        outer, cuts, release = _frame.get()
+        if release is not None and release.done:
+            outer = None
         inside = self._inside = self._open(outer)
         if self._shields and cuts:
             self._hold(cuts)
-        self._token = _frame.set((inside, cuts))
+        self._token = _frame.set((inside, cuts, self._release))
         return inside
 
     def __exit__(self, *_error: object) -> None:
@@ -145,13 +168,15 @@ class Scope(ABC, Generic[D]):
         self._entered = True
         outer: Deadline | None
         cuts: tuple[Cut, ...]
-        outer, cuts = _frame.get()
+        outer, cuts, release = _frame.get()
+        if release is not None and release.done:
+            outer = None
         inside = self._inside = self._open(outer)
         if inside is not None:
             self._cut = new_cut(inside.remaining(), shielded=self._shields and _being_cancelled(cuts))
         if self._shields and cuts:
             self._hold(cuts)
-        self._token = _frame.set((inside, cuts if self._cut is None else (*cuts, self._cut)))
+        self._token = _frame.set((inside, cuts if self._cut is None else (*cuts, self._cut), self._release))
         return inside
 
     async def __aexit__(
@@ -168,13 +193,7 @@ class Scope(ABC, Generic[D]):
     def stop_cutting(self) -> None:
         """Let the body of an `async with` scope go on past its time; `remaining()` stays as it is."""
         if self._cut is not None:
-            self._cut.hold()
-
-    def release(self) -> None:
-        """Stop cutting, and give what the running task does from here until the end of the scope no deadline at all: for
-        servers whose answer has begun, and may be a stream."""
-        self.stop_cutting()
-        _frame.set(_OUTSIDE)
+            self._cut.stop()
 
     def cut_now(self) -> None:
         """Cut the body of an `async with` scope at the next turn of the loop: not for time, and not counted as that."""
@@ -278,6 +297,23 @@ class deadline(Scope[Deadline]):  # noqa: N801 - used like a function, as `conte
         return deadline(self._limit, until=self._until, name=name, clock=self._clock)
 
 
+class request_scope(deadline):  # noqa: N801 - as above
+    """The scope that a server runs a request in: it can let go of its body, for answers that have begun and may be streams."""
+
+    __slots__ = ("_release",)
+
+    def __init__(self, limit: Deadline, *, name: str) -> None:
+        super().__init__(limit, name=name)
+        self._release = _Release()
+
+    def release(self) -> None:
+        """Stop cutting, and take the deadline away from all that inherited it: frameworks make the rest of an answer, and
+        what they run after it, in several tasks. Scopes that were opened inside keep what they were given."""
+        self.stop_cutting()
+        assert self._release is not None
+        self._release.done = True
+
+
 class shield(Scope[Deadline]):  # noqa: N801 - as above
     """A scope with its own budget of `max` seconds whatever surrounds it: for cleaning up, audits and background work.
 
@@ -315,5 +351,5 @@ def _being_cancelled(cuts: tuple[Cut, ...]) -> bool:
 def _check_instant(until: float) -> None:
     if isinstance(until, bool) or not isinstance(until, int | float):
         raise TypeError(f"until={until!r}: write an instant of the monotonic clock in seconds")
-    if not math.isfinite(until):
-        raise ValueError(f"until={until!r}: write a finite instant; for no deadline, open no scope")
+    if not abs(until) <= INSTANT_MAX:  # false for NaN too
+        raise ValueError(f"until={until!r}: write an instant of the monotonic clock; for no deadline, open no scope")

@@ -41,8 +41,12 @@ class Cut(Protocol):
         """Fire at its old time again, or at the next await when that has passed."""
         ...
 
+    def stop(self) -> None:
+        """Do not fire at its time any more, whoever holds and resumes it; `now` still works."""
+        ...
+
     def now(self) -> None:
-        """Fire at the next turn of the loop."""
+        """Fire at the next turn of the loop, or when who holds it resumes it."""
         ...
 
     def close(
@@ -79,7 +83,7 @@ def current_owner() -> object:
 class _AsyncioCut:
     """As `asyncio.Timeout`, whose rules for telling cancellations apart it follows, without its own error and states."""
 
-    __slots__ = ("_cancelling", "_handle", "_loop", "_when", "asked", "fired", "owner")
+    __slots__ = ("_cancelling", "_handle", "_held", "_loop", "_when", "asked", "fired", "owner")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any], seconds: float) -> None:
         self._loop = loop
@@ -87,7 +91,8 @@ class _AsyncioCut:
         self.fired = False
         self.asked = False
         self._cancelling = task.cancelling()
-        self._when = loop.time() + seconds
+        self._held = False
+        self._when: float | None = loop.time() + seconds  # None: stopped
         self._handle: asyncio.Handle | None = loop.call_at(self._when, self._fire)
 
     def _fire(self) -> None:
@@ -101,16 +106,31 @@ class _AsyncioCut:
             return False
         self._handle.cancel()
         self._handle = None
+        self._held = True
         return True
 
     def resume(self) -> None:
-        if self.owner is not None:  # else its scope ended before the hold did, in a generator left half way
+        self._held = False
+        if self.owner is None:  # its scope ended before the hold did, in a generator left half way
+            return
+        if self.asked:
+            self._handle = self._loop.call_soon(self._fire)
+        elif self._when is not None:
             self._handle = self._loop.call_at(self._when, self._fire)
 
+    def stop(self) -> None:
+        self._when = None
+        if self._handle is not None and not self.asked:
+            self._handle.cancel()
+            self._handle = None
+
     def now(self) -> None:
-        if self.owner is not None and not self.fired:
-            self.asked = True
-            self.hold()
+        if self.owner is None or self.fired or self.asked:
+            return
+        self.asked = True
+        if not self._held:
+            if self._handle is not None:
+                self._handle.cancel()
             # Not at once: a task that is running would keep the request for its next await, after the scope.
             self._handle = self._loop.call_soon(self._fire)
 
@@ -130,13 +150,14 @@ class _AsyncioCut:
 class _AnyioCut:
     """A cancel scope of anyio. Its loop keeps cancelling until the scope is left, so `close` must run in the same task."""
 
-    __slots__ = ("_scope", "_when", "asked", "owner")
+    __slots__ = ("_held", "_scope", "_when", "asked", "owner")
 
     def __init__(self, scope: Any, owner: object) -> None:
         self._scope = scope
         self._when = float(scope.deadline)
         self.owner: object = owner
         self.asked = False
+        self._held = False
         scope.__enter__()
 
     @property
@@ -147,16 +168,27 @@ class _AnyioCut:
         if self.owner is None or self._scope.cancel_called or self._scope.deadline == math.inf:
             return False
         self._scope.deadline = math.inf
+        self._held = True
         return True
 
     def resume(self) -> None:
+        self._held = False
         if self.owner is not None:
-            self._scope.deadline = self._when
+            if self.asked:
+                self._scope.cancel()
+            else:
+                self._scope.deadline = self._when
+
+    def stop(self) -> None:
+        self._when = math.inf
+        if self.owner is not None:
+            self._scope.deadline = math.inf
 
     def now(self) -> None:
         if self.owner is not None:
             self.asked = True
-            self._scope.cancel()
+            if not self._held:
+                self._scope.cancel()
 
     def close(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -78,6 +78,8 @@ class Run:
     operation: Operation
     arrived_ns: int
     estimate: Estimate | None
+    settled: bool = False
+    """Answered in time, or counted already: the end of the request says nothing new."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,7 @@ class Gate:
         name, operation = self._names.get((method, path)) or self._name(method, path)
         if operation.exempt:
             return EXEMPTED
+        refusal: Refusal | None
         now_ns = self._clock.monotonic_ns()
         if items or known is not None:
             received = read_headers(items, self._policy, self._clock.wall_us(), known)
@@ -165,7 +168,7 @@ class Gate:
             given, budget_ns = received.given, received.budget_ns
             if budget_ns is None:
                 refusal = self._refuse(400, "invalid", "deadline_invalid", "; ".join(map(str, received.problems)))
-                if refusal is not None:
+                if not self.dark:
                     return refusal
                 budget_ns = self._default_ns
             source, asked_ns = received.source, max(received.asked_ns, budget_ns)
@@ -184,10 +187,14 @@ class Gate:
             refusal = self._refuse_late("arrival", "it had passed on arrival", estimate)
         else:
             refusal = self._admit(operation, estimate, budget_ns, now_ns)
-        return Run(deadline, operation, now_ns, estimate) if refusal is None else refusal
+        if refusal is not None and not self.dark:
+            return refusal
+        return Run(deadline, operation, now_ns, estimate, settled=refusal is not None)
 
     def answered(self, run: Run, *, ok: bool) -> None:
         """The first byte goes out, or the last one of a stream; `ok` False: an error, which says nothing about the time."""
+        if self.dark and not run.deadline.expired:
+            run.settled = True
         if ok and run.estimate is not None:
             run.estimate.learn((self._clock.monotonic_ns() - run.arrived_ns) / NANOSECONDS)
 
@@ -203,7 +210,7 @@ class Gate:
         if not self.dark and self.settings.spans is None:
             return
         left = run.deadline.remaining()
-        if self.dark and left <= 0:
+        if self.dark and left <= 0 and not run.settled:
             self._counters.count(Metric.WOULD_REJECT, "handler")
         if self.settings.spans is not None:
             self.settings.spans({"deadline.remaining_ms": left * 1e3, "deadline.exceeded": left <= 0})
@@ -255,14 +262,15 @@ class Gate:
             case _ as never:
                 assert_never(never)
 
-    def _refuse_late(self, where: Where, detail: str, estimate: Estimate | None) -> Refusal | None:
+    def _refuse_late(self, where: Where, detail: str, estimate: Estimate | None) -> Refusal:
         if estimate is not None and estimate.median is not None and not self.dark:
             self._counters.count(Metric.DEAD_WORK_AVOIDED, "", estimate.median)
         return self._refuse(self.settings.status, where, "deadline_exceeded", detail, where)
 
-    def _refuse(self, status: int, label: str, code: str, detail: str, where: Where | None = None) -> Refusal | None:
+    def _refuse(self, status: int, label: str, code: str, detail: str, where: Where | None = None) -> Refusal:
+        """The refusal, counted as what it is in this mode."""
         self._counters.count(Metric.WOULD_REJECT if self.dark else Metric.REJECTED, label)
-        return None if self.dark else self.refusal(status, code, detail, where)
+        return self.refusal(status, code, detail, where)
 
     def _count_problems(self, problems: list[Problem]) -> None:
         for problem in problems:

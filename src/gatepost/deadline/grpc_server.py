@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 
 from gatepost.clock import SYSTEM_CLOCK, Clock
-from gatepost.deadline.context import deadline
+from gatepost.deadline.context import deadline, request_scope
 from gatepost.deadline.estimate import EstimateStatistics
 from gatepost.deadline.gate import (
     GRPC,
@@ -257,7 +257,7 @@ class _Server:
                 written = True
                 scope.release()
 
-        scope = deadline(run.deadline, name="handler")
+        scope = request_scope(run.deadline, name="handler")
         try:
             async with scope:
                 return await work()

@@ -68,14 +68,16 @@ def next_attempt(
     `attempts_left` counts the next one. `last` is the error of the attempt before: one that says itself that a retry can only
     fail the same way (`retry_allowed` False) ends it. Raises `ValueError` for negative times.
     """
-    for name, value in (("sleep", sleep), ("min_attempt", min_attempt), ("cap", cap)):
+    for name, value in (("sleep", sleep), ("min_attempt", min_attempt)):
         if not value >= 0:
             raise ValueError(f"{name}={value!r}: write seconds from 0")
+    if not cap > 0:  # 0 means "no timeout" to most libraries
+        raise ValueError(f"cap={cap!r}: write the longest that one attempt may take in seconds, for example 1.0")
     if attempts_left < 1:
         return GiveUp(Why.NO_ATTEMPTS)
     if isinstance(last, DeadlineExceeded) and getattr(last, "retry_allowed", True) is False:
         return GiveUp(Why.POINTLESS)
-    if left is None:
+    if left is None or left == math.inf:
         if cap == math.inf:
             raise ValueError("no deadline and no cap: write cap=, the longest that one attempt may take")
         return Try(sleep, cap)

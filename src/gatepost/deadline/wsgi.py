@@ -31,8 +31,8 @@ _ERROR: Final = 500
 class DeadlineMiddleware:
     """Wraps a WSGI app (PEP 3333). Parameters as for `asgi.DeadlineMiddleware`.
 
-    `stream=True` ends an iterable answer whose deadline has passed by raising `DeadlineExceeded` between two of its pieces,
-    which closes the connection.
+    The deadline is in force until the first piece of the body is made. `stream=True` keeps it for all pieces, and ends an
+    answer whose deadline has passed by raising `DeadlineExceeded` between two of them, which closes the connection.
     """
 
     def __init__(
@@ -130,11 +130,12 @@ class DeadlineMiddleware:
 
     def _measure(self, run: Run, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         try:
-            return self._app(environ, start_response)
-        finally:
+            result = self._app(environ, start_response)
             with self._lock:
                 self._gate.answered(run, ok=True)
+        finally:
             self._ended(run)
+        return result
 
     def _late(self, run: Run, start_response: StartResponse) -> Iterable[bytes]:
         with self._lock:
@@ -193,7 +194,7 @@ class _Answer:
 
 
 class _Pieces:
-    """An answer in several pieces: each is made under the deadline."""
+    """An answer in several pieces: those of a declared stream are made under the deadline."""
 
     def __init__(
         self,
@@ -220,14 +221,14 @@ class _Pieces:
         if self._first is not None:
             first, self._first = self._first, None
             return first
+        if not self._run.operation.stream:
+            return next(self._pieces)
         with deadline(self._run.deadline):
-            if self._run.operation.stream:
-                self._run.deadline.check(where="handler")
+            self._run.deadline.check(where="handler")
             try:
                 return next(self._pieces)
             except StopIteration:
-                if self._run.operation.stream:
-                    self._answered()
+                self._answered()
                 raise
 
     def close(self) -> None:
