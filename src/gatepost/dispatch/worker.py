@@ -44,6 +44,8 @@ READ_RETRY: Final = 0.5
 """Seconds before a read that the store did not answer is repeated."""
 POKE_RETRY: Final = 0.5
 """Seconds before listening for pokes again after the session was lost."""
+POKE_PAUSE: Final = 0.005
+"""Seconds between one message of pokes and the next: the first goes at once, under load one says what would have been three."""
 POKES_WAITING_MAX: Final = 10_000
 """Pokes that wait while one message is on its way; beyond it they are left to polling."""
 HELD_BACK: Final = 0.2
@@ -309,6 +311,7 @@ class Worker:
             while self._pokes:
                 pokes, self._pokes = list(self._pokes.values()), {}
                 await self._store.poke(pokes)
+                await asyncio.sleep(POKE_PAUSE)
         except StoreError as error:
             self._pokes.clear()
             self._notices.trouble("pokes_lost", error)  # the owners look by themselves
