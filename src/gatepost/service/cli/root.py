@@ -11,6 +11,7 @@ import typer
 
 from gatepost.errors import ConfigurationError, GatepostError
 from gatepost.service.cli import bench, dead, deadline, deliveries, egress, endpoint, hostile, policy, tenant
+from gatepost.service.cli.capacity import capacity
 from gatepost.service.cli.migrate import migrate
 from gatepost.service.cli.output import DONE, NOT, USAGE
 from gatepost.service.cli.publish import publish
@@ -32,6 +33,7 @@ app.command()(demo)
 app.command()(migrate)
 app.command()(send)
 app.command()(publish)
+app.command()(capacity)
 app.add_typer(endpoint.app, name="endpoint")
 app.add_typer(deliveries.app, name="deliveries")
 app.add_typer(dead.app, name="dead")
