@@ -301,13 +301,25 @@ class Dispatcher:
         self.endpoints: Final = Endpoints(
             store,
             self._catalogue,
-            client.policy,
+            self._view,
             client,
-            clock,
+            self._store_time,  # what was there before an event is told by its id
             entropy,
             self._try_out,
             self._withdraw,
         )
+        self.policies: Final = Policies(
+            store,
+            self._catalogue,
+            self._view,
+            self.endpoints,
+            self.limits.endpoint,
+            self.settings.limits.adapt.mode,
+            self._notices,
+            self._store_time,
+            self._policy_in_force,
+        )
+        self._catalogue.on_policy = self.policies.refresh
         self.deliveries: Final = Deliveries(store, self._worker, self._store_time, self._is_registered)
         self.dead_letters: Final = DeadLetters(store, self._worker, self._store_time, self._is_registered)
         self.tenants: Final = Tenants(
@@ -366,8 +378,9 @@ class Dispatcher:
     async def prepare(self) -> None:
         """Load the registry. Once, before anything else."""
         self._loop, self._thread = asyncio.get_running_loop(), get_ident()
+        await self._leases.ask_time()  # before anything is due, expires, or gets an id that says when it was made
         await self._catalogue.load()
-        ids = IdSource(await self.store.new_node(), self._clock)
+        ids = IdSource(await self.store.new_node(), self._store_time)
         self._fan_outs = FanOuts(
             self.store,
             self._catalogue,

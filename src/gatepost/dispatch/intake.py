@@ -206,12 +206,11 @@ class Intake:
     def _from_outbox(self, event: OutboxEvent) -> NewEvent:
         now = self._store_time()
         due = now if event.not_before is None else max(now, event.not_before)
-        late = 0
         if event.outbox_id:  # of the store's own outbox, where it was committed by a process that knows no limits
             late = self._limiter.delay(event.tenant, len(event.body))
             if late:
                 self._notices.tenant_over_limit(event.tenant, "events or bytes a second")
-        due = max(due, now + late)
+            due = max(due, now + late)
         sub = sub_of(event.priority, event.ordering_key)
         plan = self._fan_outs.plan(event.event_id, event.tenant, event.type, sub, due)
         return NewEvent(
@@ -221,7 +220,7 @@ class Intake:
             type=event.type,
             content_type=event.content_type,
             body=event.body,
-            created_at=due if late else max(event.created_at, event.not_before or 0),
+            created_at=due,  # as above, however long it waited where it was, and whatever its publisher's clock says
             targets=plan.targets,
             outbox_id=event.outbox_id or None,  # 0: from a producer's database
             fan_out=plan.rest,

@@ -307,6 +307,13 @@ class LeaseKeeper:
         self.unseen.update(won)
         return bool(won)
 
+    async def ask_time(self) -> None:
+        """Set our idea of the store's clock right without a heartbeat: before the first, and where none is made. Raises
+        `StoreError`."""
+        asked_ns = self._clock.monotonic_ns()
+        self._store_time.correct(await self._store.store_time(), asked_ns)
+        self._warn_of_skew()
+
     def session_lost(self) -> None:
         """The others can no longer tell that we live, and may take our parts: start nothing, and ask at once what is ours."""
         if self._shared and not self._suspended:

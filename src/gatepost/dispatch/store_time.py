@@ -1,8 +1,8 @@
-"""The store's wall clock as this process knows it: what due times, leases and retention are measured by.
+"""The store's wall clock as this process knows it: what due times, ids, leases and retention are measured by.
 
-Corrected by every heartbeat and monotonic between and across corrections: it jumps forward at once, and when it is ahead it
-runs at half speed until it is not, so that nothing ever happens twice because a clock stepped back. Read by everything in
-`dispatch`; signatures carry the machine's own wall clock instead.
+Set at the start by asking, corrected by every heartbeat, and monotonic between and across corrections: it jumps forward at
+once, and when it is ahead it runs at half speed until it is not, so that nothing ever happens twice because a clock stepped
+back. Read by everything in `dispatch`; signatures carry the machine's own wall clock instead.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ SKEW_LIMIT_US: Final = 30_000_000
 
 
 class StoreTime:
-    """Call it for UTC microseconds by the store's clock; never goes back."""
+    """Call it for UTC microseconds by the store's clock; never goes back. It is a `Clock` too, with this machine's monotonic time."""
 
-    __slots__ = ("_ahead_us", "_base_ns", "_base_us", "_clock", "_monotonic_ns", "skew_us")
+    __slots__ = ("_ahead_us", "_base_ns", "_base_us", "_clock", "_known", "_monotonic_ns", "skew_us")
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -29,6 +29,8 @@ class StoreTime:
         self._base_us = clock.wall_us()
         self._ahead_us = 0
         """How much too far we are; lost at half speed."""
+        self._known = False
+        """The store has said something."""
         self.skew_us = 0
         """The store's clock less this machine's, at the last heartbeat."""
 
@@ -37,6 +39,16 @@ class StoreTime:
         if not self._ahead_us:
             return self._base_us + elapsed
         return self._base_us + elapsed - min(elapsed // 2, self._ahead_us)
+
+    wall_us = __call__
+
+    def monotonic(self) -> float:
+        """Seconds, of this machine."""
+        return self._clock.monotonic()
+
+    def monotonic_ns(self) -> int:
+        """The same in nanoseconds."""
+        return self._monotonic_ns()
 
     @property
     def trusted(self) -> bool:
@@ -47,7 +59,8 @@ class StoreTime:
         """The store said `store_us` in answer to a question sent at `asked_ns` (monotonic): it was true about half-way."""
         answered_ns = self._monotonic_ns()
         true_us = store_us + (answered_ns - asked_ns) // 2_000
-        shown_us = self()
+        shown_us = self() if self._known else true_us  # before, it was only a guess: nothing has happened by it
+        self._known = True
         self._base_ns, self._base_us = answered_ns, max(true_us, shown_us)
         self._ahead_us = max(0, shown_us - true_us)
         self.skew_us = true_us - self._clock.wall_us()

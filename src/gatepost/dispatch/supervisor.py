@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from gatepost.dispatch.catalogue import Catalogue
 from gatepost.dispatch.endpoint_memory import EndpointMemory
-from gatepost.dispatch.leases import LeaseKeeper
+from gatepost.dispatch.leases import BEAT, LeaseKeeper
 from gatepost.dispatch.limits import DispatchLimits
 from gatepost.dispatch.loop_lag import LoopLag
 from gatepost.dispatch.maintenance import Maintenance
@@ -73,7 +73,7 @@ class Supervisor:
         self._background: asyncio.Task[None] | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
         self._idle_check: asyncio.Task[None] | None = None
-        self._following: asyncio.Task[None] | None = None
+        self._following: list[asyncio.Task[None]] = []
         self.running = False
 
     # ----------------------------------------------------------------------------------------------- running
@@ -204,22 +204,31 @@ class Supervisor:
                 self._notices.trouble("registry_unreadable", error)
             await asyncio.sleep(FOLLOW_EVERY)
 
+    async def _follow_clock(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT)
+            try:
+                await self._leases.ask_time()
+            except StoreError as error:
+                self._notices.trouble("store_unreadable", error)
+
     async def _watch_lag(self) -> None:
         await self._lag.run(lambda: self._worker.in_flight)
 
     # ----------------------------------------------------------------------------------- a forgotten run()
 
     def prepare(self) -> None:
-        """What a dispatcher does that only publishes: on a shared store others register endpoints, which it must know."""
+        """What a dispatcher does that only publishes: on a shared store others register endpoints, which it must know, and what
+        it publishes is due by the store's clock, which it hears of by no heartbeat."""
         self.watch_idleness()
-        if self._store.capabilities.shared and self._following is None:
-            self._following = self._start("registry", self._follow_registry)
+        if self._store.capabilities.shared and not self._following:
+            self._following = [self._start("registry", self._follow_registry), self._start("clock", self._follow_clock)]
 
     async def _stop_following(self) -> None:
-        following, self._following = self._following, None
-        if following is not None:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
+        following, self._following = self._following, []
+        for task in following:
+            task.cancel()
+        await asyncio.gather(*following, return_exceptions=True)
 
     def watch_idleness(self) -> None:
         """Warn in a while if there is work and still nobody runs it."""

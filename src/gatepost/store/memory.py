@@ -515,6 +515,10 @@ class MemoryStore(MemoryRegistry):
             events, rows_before - sum(map(len, self._attempts.values())), dead, keys, more=left == 0
         )
 
+    async def store_time(self) -> int:
+        self._check_open()
+        return self._clock.wall_us()
+
     async def ping(self) -> None:
         self._check_open()
 

@@ -232,6 +232,10 @@ class DeliveryStore(Protocol):
         """Delete at most `budget` rows that are past retention; call again while `more`."""
         ...
 
+    async def store_time(self) -> int:
+        """UTC microseconds by the store's clock, as a heartbeat tells it: for a process that makes none."""
+        ...
+
     async def ping(self) -> None:
         """Prove that the store answers; raises `StoreError` when not."""
         ...

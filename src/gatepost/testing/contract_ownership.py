@@ -110,6 +110,12 @@ class OwnershipContract(ContractBase):
             assert mine.leases.keys().isdisjoint(theirs.leases)
             assert (await fleet.beat_a(epochs(mine.leases), want=5)).leases.keys() == mine.leases.keys()
 
+    async def test_the_store_tells_its_clock_as_a_heartbeat_does(self) -> None:
+        """A process that only publishes makes no heartbeats, and what it publishes is due by the same clock."""
+        async with self.fleet() as fleet:
+            fleet.clock.advance(1.5)
+            assert await fleet.b.store_time() == (await fleet.beat_a()).store_time
+
     async def test_renewing_keeps_the_epoch_and_takes_nothing_unasked(self) -> None:
         """A part held for hours is held under one epoch."""
         async with self.fleet() as fleet:

@@ -14,7 +14,7 @@ from gatepost.store.postgres import enqueue, fan_outs, outbox, ownership, reads,
 from gatepost.store.postgres.ownership import Beat
 from gatepost.store.postgres.pool import Pool, PoolStatistics
 from gatepost.store.postgres.session import Session
-from gatepost.store.postgres.time import StoreClock
+from gatepost.store.postgres.time import DATABASE_NOW, StoreClock
 from gatepost.store.rows import (
     EnqueueResult,
     EventBody,
@@ -34,6 +34,7 @@ from gatepost.store.rows import (
 )
 
 _NODE_NUMBER = "SELECT nextval('gp_node_number')"
+_TIME = f"SELECT {DATABASE_NOW}"
 _PING = "UPDATE gp_meta SET value = value WHERE name = 'parts'"
 
 
@@ -156,6 +157,10 @@ class PostgresQueue:
     def url(self) -> str:
         """Where it is, for the driver: holds the password."""
         return self._pool.address.url
+
+    async def store_time(self) -> int:
+        given = self._clock.wall_us()
+        return int((await self._pool.fetch(_TIME))[0][0]) if given is None else given
 
     async def ping(self) -> None:
         # A write, because a standby, or a disk that is full, still answers reads.

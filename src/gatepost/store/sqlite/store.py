@@ -340,6 +340,9 @@ class SqliteStore(SqliteRegistry):
     async def maintain(self, retention: Retention, now: int, budget: int) -> MaintenanceReport:
         return await self._maintenance.run(retention, now, budget)
 
+    async def store_time(self) -> int:
+        return self._clock.wall_us()
+
     async def ping(self) -> None:
         # A write, because a disk that is full or read-only still answers reads.
         await self._writer.call(1, _touch, self._work.identity)
