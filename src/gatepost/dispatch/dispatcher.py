@@ -301,25 +301,13 @@ class Dispatcher:
         self.endpoints: Final = Endpoints(
             store,
             self._catalogue,
-            self._view,
+            client.policy,
             client,
             self._store_time,  # what was there before an event is told by its id
             entropy,
             self._try_out,
             self._withdraw,
         )
-        self.policies: Final = Policies(
-            store,
-            self._catalogue,
-            self._view,
-            self.endpoints,
-            self.limits.endpoint,
-            self.settings.limits.adapt.mode,
-            self._notices,
-            self._store_time,
-            self._policy_in_force,
-        )
-        self._catalogue.on_policy = self.policies.refresh
         self.deliveries: Final = Deliveries(store, self._worker, self._store_time, self._is_registered)
         self.dead_letters: Final = DeadLetters(store, self._worker, self._store_time, self._is_registered)
         self.tenants: Final = Tenants(
