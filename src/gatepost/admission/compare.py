@@ -131,7 +131,7 @@ def compare(cases: Iterable[Case], tolerance: float = TOLERANCE) -> Verdict:
 
 
 def _volume(case: Case) -> int:
-    return 10 ** min(6, int(math.log10(case.before.attempts + case.since.attempts)))
+    return int(10 ** min(6, int(math.log10(case.before.attempts + case.since.attempts))))
 
 
 def _stratum(least: int, treated: Sequence[Case], control: Sequence[Case]) -> Stratum:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final
 
 from gatepost.admission.rollout import Rollout, RolloutPlan, Stage, abort, stem
@@ -34,14 +34,14 @@ _STORED_FIELDS: Final = ("fleet", "cohort", "canary", "shadow")
 class PolicyBook:
     """One version of it."""
 
-    fleet: Values = NO_VALUES
-    cohort: Values = NO_VALUES
+    fleet: Values = field(default_factory=dict)
+    cohort: Values = field(default_factory=dict)
     cohort_share: float = 0.0
     """Endpoints with a place (`rollout.cohort_of`) below it have the cohort's values."""
-    canary: Values = NO_VALUES
+    canary: Values = field(default_factory=dict)
     canary_process: str | None = None
     """Name of the process that has the canary's values; what is drawn at each start does not count."""
-    shadow: Values = NO_VALUES
+    shadow: Values = field(default_factory=dict)
     """Values that are only tried: each delivery says whether they would have ended it."""
     shadow_number: int = 0
     """Counts shadows: names what was recorded under one."""
@@ -50,9 +50,14 @@ class PolicyBook:
     # ----------------------------------------------------------------------------------------------- what holds
 
     def layers(self, tier: str | None, place: float, process: str) -> Sequence[PolicyLayer]:
-        """Layers of an endpoint of this tier and place in this process, from the lowest to the highest."""
+        """Layers of an endpoint of this tier and place in this process, from the lowest to the highest.
+
+        Raises `ConfigurationError` for a tier that this version does not know.
+        """
         found = []
         if tier is not None:
+            if tier not in TIERS:
+                raise ConfigurationError(f"tier={tier!r}: write one of {', '.join(TIERS)}, or leave it out")
             found.append(PolicyLayer(LayerName.TIER, TIERS[tier], tier))
         if self.fleet:
             found.append(PolicyLayer(LayerName.FLEET, self.fleet))

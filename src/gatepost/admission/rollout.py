@@ -9,12 +9,12 @@ does) and stores nothing (`admission.policy_book`).
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, assert_never
 
 from gatepost.admission.compare import TOLERANCE, Finding, Verdict
-from gatepost.delivery.policy_layers import NO_VALUES, Values
+from gatepost.delivery.policy_layers import Values
 from gatepost.errors import ConfigurationError, Conflict
 
 HOLD: Final = 86_400.0
@@ -126,7 +126,7 @@ class Rollout:
     """Why there was no canary."""
     told: str = ""
     """What the last step said."""
-    fleet_before: Values = NO_VALUES
+    fleet_before: Values = field(default_factory=dict)
     """What the fleet layer said of these limits: an abort after the last stage brings it back."""
 
     @property

@@ -162,8 +162,8 @@ def _tier(read: tuple[float, float, float], **limits: float) -> Values:
     return MappingProxyType({**values, LEARNABLE: LayerValue(value, floor, ceiling, why=why)})
 
 
-BUILT_IN: Final[Values] = MappingProxyType({LEARNABLE: LayerValue(None, 3.0, 15.0)})
-"""Bounds for endpoints of no tier: those of a third party."""
+BOUNDS: Final = (3.0, 15.0)
+"""Floor and ceiling of what is learned about endpoints of no tier: those of a third party."""
 TIERS: Final[Mapping[str, Values]] = MappingProxyType(
     {
         # A receiver in the same data centre: a round trip under a millisecond, so that 50 ms of set-up is a lost SYN or a dead host.
@@ -178,17 +178,22 @@ TIERS: Final[Mapping[str, Values]] = MappingProxyType(
 )
 
 
-def compose(base: ClientPolicy, layers: Sequence[PolicyLayer]) -> EffectivePolicy:
+def compose(base: ClientPolicy, layers: Sequence[PolicyLayer], bounds: tuple[float, float] = BOUNDS) -> EffectivePolicy:
     """What the layers below the endpoint come to. `base` is the process' configuration; `layers` from the lowest to the highest.
+
+    `bounds`: floor and ceiling for learning where no tier profile gives them.
 
     `dns_timeout` and `tls_timeout` that a lower layer gave are cut to a tighter `connect_timeout`. Raises `ConfigurationError`
     for values that cannot be together.
     """
     built_in = ClientPolicy()
     changes: dict[str, Any] = {}
+    tiered = any(layer.name is LayerName.TIER for layer in layers)
     rows = []
     for one in fields(ClientPolicy):
-        rows.append(_resolve(one.name, getattr(built_in, one.name), getattr(base, one.name), layers, changes))
+        start = bounds if one.name == LEARNABLE and not tiered else (None, None)
+        row = Effective(one.name, getattr(built_in, one.name), LayerName.BUILT_IN, floor=start[0], ceiling=start[1])
+        rows.append(_resolve(row, getattr(base, one.name), layers, changes))
     connect = changes.get("connect_timeout", base.connect_timeout)
     for name in ("dns_timeout", "tls_timeout"):
         given = changes.get(name, getattr(base, name))
@@ -258,9 +263,13 @@ def settable() -> list[str]:
     return [one.name for one in fields(ClientPolicy) if one.name not in OF_THE_PROCESS]
 
 
-def consequence_of(name: str, value: Number | None, below: Effective) -> list[str]:
-    """What a new value does that its writer may not expect, a sentence each."""
+def consequence_of(name: str, value: Number | None, now: EffectivePolicy) -> list[str]:
+    """What a new value does that its writer may not expect, a sentence each. `now`: what is in force before it."""
     said = []
+    below = now.of(name)
+    connect = now.policy.connect_timeout
+    if name in ("dns_timeout", "tls_timeout") and value is not None and value > connect:
+        said.append(f"{name}={value:g} is cut to connect_timeout={connect:g}, which covers it")
     if name in GRADUAL:
         said.append(f"{name}: {GRADUAL[name]}")
     if name == LEARNABLE and value is not None and below.ceiling is not None and value > below.ceiling:
@@ -293,13 +302,10 @@ def _check_bounds(name: str, given: LayerValue) -> None:
         )
 
 
-def _resolve(
-    name: str, built_in: Any, configured: Any, layers: Sequence[PolicyLayer], changes: dict[str, Any]
-) -> Effective:
+def _resolve(row: Effective, configured: Any, layers: Sequence[PolicyLayer], changes: dict[str, Any]) -> Effective:
     """One limit over the layers; what beats `configured` goes to `changes`."""
-    row = Effective(name, built_in, LayerName.BUILT_IN)
-    floor, ceiling = _bounds(BUILT_IN.get(name), None, None)
-    if configured != built_in:
+    name, floor, ceiling = row.name, row.floor, row.ceiling
+    if configured != row.value:
         row = _above(row, configured, LayerName.PROCESS, "", 0, "configuration of the process")
     for layer in layers:
         said = layer.values.get(name)
@@ -316,10 +322,10 @@ def _resolve(
     return replace(row, floor=floor, ceiling=ceiling)
 
 
-def _bounds(said: LayerValue | None, floor: float | None, ceiling: float | None) -> tuple[float | None, float | None]:
-    if said is not None and said.floor is not None:
+def _bounds(said: LayerValue, floor: float | None, ceiling: float | None) -> tuple[float | None, float | None]:
+    if said.floor is not None:
         floor = said.floor if floor is None else max(floor, said.floor)
-    if said is not None and said.ceiling is not None:
+    if said.ceiling is not None:
         ceiling = said.ceiling if ceiling is None else min(ceiling, said.ceiling)
     return floor, ceiling
 

@@ -133,6 +133,8 @@ class Endpoint:
     """Seconds of nothing but failed attempts after which it is disabled; 0: never, None: as the dispatcher is set."""
     limits: Mapping[str, float] = field(default_factory=dict)
     """Overrides of per-attempt limits by `ClientPolicy` field name, for example `{"read_timeout": 20.0}`."""
+    tier: str | None = None
+    """`same_dc`, `cross_region`, `datastore` or `third_party`: a profile of limits. None: none, those of the dispatcher apply."""
     deduplicates: bool = True
     """The receiver drops repeated `webhook-id`s, so that a request lost on a stale connection may be sent again at once."""
     send_deadline: bool = False

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from gatepost.admission.rollout import cohort_of
 from gatepost.clock import Clock
 from gatepost.deadline.wire import REQUEST_TIMEOUT, format_seconds
 from gatepost.delivery.decide import DeliveryRules, rules_of
-from gatepost.delivery.policy import ClientPolicy
+from gatepost.delivery.policy import POOL_FIELDS, ClientPolicy
 from gatepost.delivery.records import Endpoint, EndpointStatus, Tenant
 from gatepost.dispatch.endpoint_rules import UrlCheck
+from gatepost.dispatch.policy_view import PolicyView, Shared
 from gatepost.dispatch.seats import EndpointSettings
 from gatepost.dispatch.type_index import TypeIndex
 from gatepost.dispatch.verification import tls_profile
@@ -40,46 +42,78 @@ class Listed:
 
     __slots__ = (
         "_own_headers",
+        "_policy",
+        "_settings",
+        "_shared",
         "_signer",
         "_signs_until",
+        "_version",
+        "_view",
         "endpoint",
         "number",
-        "policy",
+        "place",
         "refusal",
         "rules",
-        "settings",
         "tls",
     )
 
-    def __init__(self, endpoint: Endpoint, policy: ClientPolicy, check_url: UrlCheck) -> None:
+    def __init__(self, endpoint: Endpoint, view: PolicyView, check_url: UrlCheck) -> None:
+        """Raises `ConfigurationError` for overrides that cannot be together with what is in force."""
         self.endpoint: Final = endpoint
         self.number: Final = endpoint.number
+        self.place: Final = cohort_of(endpoint.number)
+        """Among all endpoints, 0 to 1: which cohorts it belongs to."""
         self.rules: Final[DeliveryRules] = rules_of(endpoint)
-        self.policy: Final = policy.evolve(**endpoint.limits) if endpoint.limits else policy
-        """Limits of one attempt."""
+        self._view = view
+        self._version = view.version
+        self._shared = view.shared(endpoint.tier, self.place)
+        self._policy = _with_own(self._shared, endpoint)
         self.tls: Final = tls_profile(endpoint)
         checked = check_url(endpoint.url)
         self.refusal: Final = checked if isinstance(checked, Denied) else None
         """The rule that refuses the URL today; the attempt then ends in `egress_denied`."""
-        self.settings: Final = EndpointSettings(
+        self._settings = EndpointSettings(
             number=self.number,
             tenant=endpoint.tenant,
             host=endpoint.id if isinstance(checked, Denied) else checked.origin,
-            cap=endpoint.concurrency or policy.per_endpoint_concurrency,
+            cap=endpoint.concurrency or self._shared.cap,
             rate=endpoint.rate,
             open=endpoint.status is EndpointStatus.ACTIVE,
         )
-        self._own_headers: Final = _own_headers(endpoint, self.policy)
+        self._own_headers = _own_headers(endpoint, self._policy)
         self._signer: Signer | None = None
         self._signs_until = 0
 
     @property
+    def policy(self) -> ClientPolicy:
+        """Limits of one attempt, as they are now; what was learned is not in them."""
+        if self._version != self._view.version:
+            self._follow()
+        return self._policy
+
+    @property
+    def settings(self) -> EndpointSettings:
+        """What the scheduler goes by."""
+        if self._version != self._view.version:
+            self._follow()
+        return self._settings
+
+    @property
+    def shared(self) -> Shared:
+        """What it has before its own overrides."""
+        if self._version != self._view.version:
+            self._follow()
+        return self._shared
+
+    @property
     def origin(self) -> str | None:
         """`scheme://host:port`, None while the URL is refused."""
-        return None if self.refusal is not None else self.settings.host
+        return None if self.refusal is not None else self._settings.host
 
     def request_headers(self, webhook_id: str, now_us: int, body: bytes) -> dict[str, str]:
         """The endpoint's own headers and a fresh signature over exactly these bytes."""
+        if self._version != self._view.version:
+            self._follow()
         signer = self._signer
         if signer is None or now_us >= self._signs_until:
             signer = self._renew_signer(now_us)
@@ -88,12 +122,30 @@ class Listed:
             return {**self._own_headers, **signed}
         return signed
 
+    def _follow(self) -> None:
+        """The policy changed since this was worked out."""
+        self._version = self._view.version
+        shared = self._view.shared(self.endpoint.tier, self.place)
+        try:
+            policy = _with_own(shared, self.endpoint)
+        except ConfigurationError as error:
+            # A change is checked against all overrides before it is stored; one that was made meanwhile is not.
+            _log.error("endpoint %s keeps its limits, its own do not go with the new ones: %s", self.endpoint.id, error)
+            policy = self._policy.with_values({name: getattr(shared.policy, name) for name in POOL_FIELDS})
+        self._shared, self._policy = shared, policy
+        self._settings = self._settings._replace(cap=self.endpoint.concurrency or shared.cap)
+        self._own_headers = _own_headers(self.endpoint, policy)
+
     def _renew_signer(self, now_us: int) -> Signer:
         """Secrets in force now, the current one first; asked again when the first of them expires."""
         valid = [secret for secret in self.endpoint.secrets if secret.expires_at is None or secret.expires_at > now_us]
         self._signs_until = min((secret.expires_at or NEVER_US for secret in valid), default=NEVER_US)
         self._signer = Signer([secret.secret.reveal() for secret in valid])
         return self._signer
+
+
+def _with_own(shared: Shared, endpoint: Endpoint) -> ClientPolicy:
+    return shared.policy.with_values(endpoint.limits) if endpoint.limits else shared.policy
 
 
 def _own_headers(endpoint: Endpoint, policy: ClientPolicy) -> Mapping[str, str] | None:
@@ -113,14 +165,16 @@ class Catalogue:
     def __init__(
         self,
         registry: Registry,
-        policy: ClientPolicy,
+        view: PolicyView,
         check_url: UrlCheck,
         clock: Clock,
         on_change: Callable[[int], None],
         on_left: Callable[[str, str], None],
     ) -> None:
         self._registry = registry
-        self._policy = policy
+        self._view = view
+        self.on_policy: Callable[[], Awaitable[None]] | None = None
+        """Reads the policy anew: called first, and when it changed."""
         self._check_url = check_url
         self._clock = clock
         self._on_change = on_change
@@ -144,6 +198,11 @@ class Catalogue:
     def numbers(self) -> Collection[int]:
         """Of all endpoints."""
         return self._by_number.keys()
+
+    @property
+    def all(self) -> Collection[Listed]:
+        """All endpoints."""
+        return self._by_number.values()
 
     def get(self, number: int) -> Listed | None:
         """An endpoint by its number."""
@@ -194,6 +253,8 @@ class Catalogue:
     async def load(self) -> None:
         """Fill from the registry. Changes made meanwhile are caught by the first `follow`."""
         _, cursor = await self._registry.changes_since(0)
+        if self.on_policy is not None:
+            await self.on_policy()
         after: str | None = None
         while True:
             page = await self._registry.endpoints(None, after, PAGE)
@@ -219,6 +280,8 @@ class Catalogue:
                 await self.refresh(record_id)
             elif kind == "tenant":
                 await self.refresh_tenant(record_id)
+            elif kind == "policy" and self.on_policy is not None:
+                await self.on_policy()
         self._cursor = cursor
         return len(changes)
 
@@ -247,13 +310,14 @@ class Catalogue:
         if known is not None and known.endpoint.generation >= endpoint.generation:
             return  # two reads may end in the wrong order
         try:
-            listed = Listed(endpoint, self._policy, self._check_url)
+            listed = Listed(endpoint, self._view, self._check_url)
         except (ConfigurationError, TypeError) as error:
             # Stored under other rules or by another version: its events wait until somebody mends the record.
             _log.error("endpoint %s cannot be used and is held: %s", endpoint.id, error)
             held = replace(
                 endpoint,
                 limits={},
+                tier=None,
                 status_rules={},
                 schedule=None,
                 window=None,
@@ -261,7 +325,7 @@ class Catalogue:
                 client_cert_pem=None,
                 client_key_pem=None,
             )
-            listed = Listed(replace(held, status=EndpointStatus.DISABLED), self._policy, self._check_url)
+            listed = Listed(replace(held, status=EndpointStatus.DISABLED), self._view, self._check_url)
         self._by_number[listed.number] = listed
         self._by_tenant.setdefault(endpoint.tenant, {})[listed.number] = listed
         types = self._types.setdefault(endpoint.tenant, TypeIndex())

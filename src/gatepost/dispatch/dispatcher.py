@@ -40,6 +40,8 @@ from gatepost.dispatch.operational import operational_event
 from gatepost.dispatch.operations import DeadLetters, Deliveries
 from gatepost.dispatch.outboxes import OutboxFollower, OutboxStatus
 from gatepost.dispatch.own_outbox import OwnOutbox
+from gatepost.dispatch.policies import Policies
+from gatepost.dispatch.policy_view import PolicyView
 from gatepost.dispatch.publisher import outbox_event, outbox_receipt
 from gatepost.dispatch.round import SchedulerLimits
 from gatepost.dispatch.scheduler import LaneScheduler, SchedulerStatistics
@@ -69,6 +71,8 @@ from gatepost.wire.payload import payload_bytes
 SLOTS: Final = 200
 """Attempts in flight in one process, as many as the client has connections by default."""
 SLOTS_MAX: Final = 16_384
+TOLD_AT_ONCE: Final = 1_000
+"""Endpoints whose caps are looked at before others may run."""
 TEST_TYPE: Final = "gatepost.test"
 """Event type of `endpoints.test`."""
 
@@ -173,7 +177,6 @@ class Dispatcher:
         self.settings: Final = settings or DispatcherSettings()
         self.store: Final = store
         self.client: Final = client
-        self._policy = client.policy
         if self.settings.slots > client.policy.max_connections:
             _log.warning(
                 "slots=%d is more than max_connections=%d: attempts will wait for connections; write slots=%d, or raise max_connections",
@@ -189,8 +192,9 @@ class Dispatcher:
         self._notices = Notices(observer, self._store_time)
         self.lag: Final = LoopLag(clock)
         self._tasks = TaskSet(self._notices.trouble)
+        self._view = PolicyView(client.policy, node, self.settings.limits.adapt)
         self._catalogue = Catalogue(
-            store, client.policy, client.check_url, clock, self._endpoint_changed, Moves(clock, client.forget).left
+            store, self._view, client.check_url, clock, self._endpoint_changed, Moves(clock, client.forget).left
         )
         self._memory = EndpointMemory(store, self._notices)
         self._notices.tell_tenant = self._tell_tenant
@@ -301,13 +305,25 @@ class Dispatcher:
         self.endpoints: Final = Endpoints(
             store,
             self._catalogue,
-            client.policy,
+            self._view,
             client,
             self._store_time,  # what was there before an event is told by its id
             entropy,
             self._try_out,
             self._withdraw,
         )
+        self.policies: Final = Policies(
+            store,
+            self._catalogue,
+            self._view,
+            self.endpoints,
+            self.limits.endpoint,
+            self.settings.limits.adapt.mode,
+            self._notices,
+            self._store_time,
+            self._policy_in_force,
+        )
+        self._catalogue.on_policy = self.policies.refresh
         self.deliveries: Final = Deliveries(store, self._worker, self._store_time, self._is_registered)
         self.dead_letters: Final = DeadLetters(store, self._worker, self._store_time, self._is_registered)
         self.tenants: Final = Tenants(
@@ -590,6 +606,26 @@ class Dispatcher:
         self.limits.endpoint_changed(number)
         self._worker.endpoint_changed(number)
 
+    def _policy_in_force(self, caps: bool) -> None:
+        """Limits changed that are not asked for anew by each attempt: those of the client, and (`caps`) of endpoints."""
+        policy = self._view.client_policy
+        if policy is not self.client.policy:
+            host_cap = policy.max_per_host
+            if self.settings.auto_host_cap and host_cap == self._view.configured.max_per_host:
+                self._scheduler.set_host_cap(None)
+            elif host_cap != self.client.policy.max_per_host:
+                self._scheduler.set_host_cap(host_cap)
+            self.client.adopt(policy)
+            self._worker.poke()
+        if caps:
+            self._tasks.start(self._tell_caps())
+
+    async def _tell_caps(self) -> None:
+        for seen, number in enumerate(list(self._catalogue.numbers), 1):
+            self._worker.endpoint_changed(number)
+            if seen % TOLD_AT_ONCE == 0:
+                await asyncio.sleep(0)
+
     async def _parts_won(self, parts: Collection[int]) -> None:
         numbers = self._numbers_of(parts)
         await self._memory.load(numbers)
@@ -679,7 +715,7 @@ class Dispatcher:
                 f"this machine's clock is {self._store_time.skew_us / 1e6:.0f} s from the store's: it signs nothing",
                 retry_after=30.0,
             )
-        listed = Listed(endpoint, self._policy, self.client.check_url)
+        listed = Listed(endpoint, self._view, self.client.check_url)
         now_us = self._clock.wall_us()
         body = payload_bytes({"type": TEST_TYPE, "data": {"endpoint": endpoint.id}})
         webhook_id = encode_id(EVENT, now_us)

@@ -13,6 +13,7 @@ from typing import Final
 
 from gatepost.delivery.decide import parse_status_rules
 from gatepost.delivery.policy import POOL_FIELDS, ClientPolicy
+from gatepost.delivery.policy_layers import TIER_NAMES
 from gatepost.delivery.records import DEFAULT_SCHEDULE, DEFAULT_WINDOW, Endpoint
 from gatepost.delivery.retry import check_schedule
 from gatepost.dispatch.verification import tls_profile
@@ -64,6 +65,8 @@ def check_endpoint(endpoint: Endpoint, policy: ClientPolicy, check_url: UrlCheck
     check_headers(endpoint.headers)
     if not isinstance(endpoint.send_deadline, bool):
         raise ConfigurationError(f"send_deadline={endpoint.send_deadline!r}: write True or False")
+    if endpoint.tier is not None and endpoint.tier not in TIER_NAMES:
+        raise ConfigurationError(f"tier={endpoint.tier!r}: write one of {', '.join(TIER_NAMES)}, or leave it out")
     _check_tls(endpoint, checked)
     parse_status_rules(endpoint.status_rules)
     limits = _check_limits(endpoint, policy)

@@ -14,10 +14,10 @@ from typing import Any, Final
 from gatepost.clock import Clock, Entropy
 from gatepost.delivery.attempt import Attempt
 from gatepost.delivery.ids import ENDPOINT, decode_id, encode_id, new_endpoint_number
-from gatepost.delivery.policy import ClientPolicy
 from gatepost.delivery.records import Endpoint, EndpointSecret, EndpointStatus, Secret
 from gatepost.dispatch.catalogue import Catalogue
 from gatepost.dispatch.endpoint_rules import check_endpoint
+from gatepost.dispatch.policy_view import PolicyView
 from gatepost.dispatch.verification import Destinations, verify
 from gatepost.errors import ConfigurationError, Conflict, LimitExceeded, NotFound
 from gatepost.store.port import Registry
@@ -56,7 +56,7 @@ class Endpoints:
         self,
         registry: Registry,
         catalogue: Catalogue,
-        policy: ClientPolicy,
+        view: PolicyView,
         destinations: Destinations,
         clock: Clock,
         entropy: Entropy,
@@ -65,7 +65,7 @@ class Endpoints:
     ) -> None:
         self._registry = registry
         self._catalogue = catalogue
-        self._policy = policy
+        self._view = view
         self._destinations = destinations
         self._clock = clock
         self._entropy = entropy
@@ -88,6 +88,7 @@ class Endpoints:
         rate: float | None = None,
         disable_after: float | None = None,
         limits: Mapping[str, float] | None = None,
+        tier: str | None = None,
         deduplicates: bool = True,
         send_deadline: bool = False,
         ca_pem: str | None = None,
@@ -122,6 +123,7 @@ class Endpoints:
             rate=rate,
             disable_after=disable_after,
             limits={} if limits is None else dict(limits),
+            tier=tier,
             deduplicates=deduplicates,
             send_deadline=send_deadline,
             ca_pem=_text(ca_pem),
@@ -129,7 +131,7 @@ class Endpoints:
             client_key_pem=_secret(client_key_pem),
             x509_strict=x509_strict,
         )
-        check_endpoint(endpoint, self._policy, self._destinations.check_url)
+        check_endpoint(endpoint, self._view.of(endpoint).policy, self._destinations.check_url)
         self._check_count(tenant)
         endpoint = await self._verified(endpoint, probe)
         self._check_count(tenant)  # the probe took its time, in which others were registered
@@ -274,7 +276,7 @@ class Endpoints:
             endpoint = await self.get(endpoint_id)
             changed = replace(change(endpoint), generation=endpoint.generation + 1, updated_at=self._clock.wall_us())
             if check:
-                check_endpoint(changed, self._policy, self._destinations.check_url)
+                check_endpoint(changed, self._view.of(changed).policy, self._destinations.check_url)
             if probe is not None:
                 changed = await self._verified(changed, probe)
             try:

@@ -64,6 +64,10 @@ class HostState:
         cap = self._fixed if self._fixed is not None else max(AUTO_CAP_MIN, min(self.cap_sum, self._slots // 4))
         return cap if self.limit is None else min(cap, self.limit)
 
+    def set_cap(self, fixed: int | None) -> None:
+        """Another cap, None for automatic; what is over a lower one ends by itself."""
+        self._fixed = fixed
+
     @property
     def free(self) -> int:
         """Slots that are neither taken nor promised; negative after a cap was lowered."""

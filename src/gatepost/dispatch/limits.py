@@ -107,7 +107,7 @@ class DispatchLimits:
         self._entropy = entropy
         self._slots = slots
         self._limits = Limits(settings.breaker)
-        self._rules: dict[tuple[int | None, int, float, bool], LimitRules] = {}
+        self._rules: dict[tuple[object, ...], LimitRules] = {}
         self._policies: dict[tuple[int, int], tuple[ClientPolicy, ClientPolicy]] = {}
         self._in_flight: dict[int, int] = {}
         """Attempts by endpoint: those whose age is looked at."""
@@ -212,7 +212,17 @@ class DispatchLimits:
         endpoint = listed.endpoint
         pinned = "read_timeout" in endpoint.limits
         cap = listed.settings.cap
-        key = (endpoint.concurrency, cap, listed.policy.read_timeout, pinned)
+        adapt = listed.shared.adapt
+        key = (
+            endpoint.concurrency,
+            cap,
+            listed.policy.read_timeout,
+            pinned,
+            adapt.factor,
+            adapt.floor,
+            adapt.ceiling,
+            adapt.record_from,
+        )
         rules = self._rules.get(key)
         if rules is None:
             if len(self._rules) >= RULES_MAX:
@@ -223,7 +233,7 @@ class DispatchLimits:
                 else ConcurrencyRules(cap, cap, cap, fixed=True)
             )
             rules = self._rules[key] = LimitRules(
-                self._settings.adapt, self._settings.breaker, concurrency, listed.policy.read_timeout, pinned
+                adapt, self._settings.breaker, concurrency, listed.policy.read_timeout, pinned
             )
         return rules
 

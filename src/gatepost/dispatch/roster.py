@@ -7,6 +7,7 @@ Pure bookkeeping for `dispatch.scheduler`; a `directory` function gives the sett
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from gatepost.admission.rate import TokenBucket
 from gatepost.dispatch.hosts import HostState
@@ -124,6 +125,13 @@ class Roster:
         host = self._hosts.get(key)
         if host is not None:
             host.limit = self._host_limit(key)
+            self._round.serve(host)
+
+    def set_host_cap(self, cap: int | None) -> None:
+        """Attempts in flight per host from now on; None: automatic. O(hosts)."""
+        self._limits = replace(self._limits, host_cap=cap)
+        for host in list(self._hosts.values()):
+            host.set_cap(cap)
             self._round.serve(host)
 
     def release_host(self, host: HostState) -> None:

@@ -335,6 +335,10 @@ class LaneScheduler:
         """What a host's breaker allows has changed."""
         self._roster.host_changed(host)
 
+    def set_host_cap(self, cap: int | None) -> None:
+        """Attempts in flight per host from now on; None: automatic."""
+        self._roster.set_host_cap(cap)
+
     def hold_back(self, number: int, now: int) -> None:
         """Start and read nothing of an endpoint until as many `let_go`: its rows are about to be cancelled."""
         self._roster.hold_back(number, 1)

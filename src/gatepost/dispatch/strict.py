@@ -14,7 +14,7 @@ from gatepost.dispatch.leases import LEASE_MARGIN, STRICT_BUDGET_MAX
 from gatepost.errors import ConfigurationError
 from gatepost.store.rows import PART_LEASE
 
-_ARITHMETIC = f"the part lease of {PART_LEASE:g} s less the margin of {LEASE_MARGIN:g} s is {STRICT_BUDGET_MAX:g} s"
+ARITHMETIC = f"the part lease of {PART_LEASE:g} s less the margin of {LEASE_MARGIN:g} s is {STRICT_BUDGET_MAX:g} s"
 
 
 def check_ordered(takers: Iterable[Listed]) -> None:
@@ -27,7 +27,7 @@ def check_ordered(takers: Iterable[Listed]) -> None:
         if budget >= STRICT_BUDGET_MAX:
             raise ConfigurationError(
                 f"ordering_key: an attempt at {listed.endpoint.id} may take {budget:g} s, and on an ordered lane it must end "
-                f"before another process may take over: {_ARITHMETIC}; lower its limits, for example read_timeout, by more than "
+                f"before another process may take over: {ARITHMETIC}; lower its limits, for example read_timeout, by more than "
                 f"{budget - STRICT_BUDGET_MAX:g} s, or leave ordering_key out"
             )
 
@@ -37,6 +37,6 @@ def doubt_of(budget: float) -> str | None:
     if budget < STRICT_BUDGET_MAX:
         return None
     return (
-        f"an attempt may take {budget:g} s, and {_ARITHMETIC}: after a process froze, its last attempts may run beside those of "
+        f"an attempt may take {budget:g} s, and {ARITHMETIC}: after a process froze, its last attempts may run beside those of "
         "its successor, above the endpoint's cap; and events with an ordering_key are refused"
     )

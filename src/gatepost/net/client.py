@@ -376,6 +376,21 @@ class DispatchClient:
             self._policies = {id(self.policy): self.policy}
         self._policies[id(policy)] = policy
 
+    def adopt(self, policy: ClientPolicy) -> None:
+        """Other limits from now on, without new connections: what is open keeps its age, and follows after its next use.
+
+        For whoever admits attempts itself (`deliver_admitted`): the slots of `deliver` stay as they were made. Raises
+        `ConfigurationError` for another `max_connections`, which is fixed with the client.
+        """
+        if policy.max_connections != self.policy.max_connections:
+            raise ConfigurationError(
+                f"max_connections={policy.max_connections}: the client was made for {self.policy.max_connections}; make another one"
+            )
+        self.policy = policy
+        self.pool.adopt_policy(policy)
+        self.names.keep_for(policy.dns_ttl)
+        self._policies = {id(policy): policy}
+
     def _use_rules(self, rules: EgressRules) -> None:
         self.rules = rules
         self._destinations.clear()  # verdicts of the old rules

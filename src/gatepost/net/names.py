@@ -66,6 +66,10 @@ class NameCache:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
+    def keep_for(self, ttl: float) -> None:
+        """Keep answers for `ttl` seconds from now on; those that are known stay as long as they were to."""
+        self._ttl = ttl
+
     @property
     def pending_count(self) -> int:
         """Names being asked for, or waiting for that."""

@@ -164,6 +164,11 @@ class Pool:
         finally:
             self._running = False
 
+    def adopt_policy(self, policy: ClientPolicy) -> None:
+        """Other limits for what is opened, and for what comes back from use, from now on."""
+        self._policy = policy
+        self.leases.per_host_max = policy.max_per_host
+
     # ------------------------------------------------------------------------------------- idle connections
 
     def keep_until(self, host: Host, connection: Connection, head: Head | None, now: float) -> float:
