@@ -11,6 +11,7 @@ import pytest
 
 from gatepost.clock import SYSTEM_CLOCK
 from gatepost.delivery.ids import IdSource
+from gatepost.dispatch.settle import Result, SettleBuffer
 from gatepost.errors import ConfigurationError, StoreError
 from gatepost.store.postgres import enqueue
 from gatepost.store.postgres.address import postgres_address
@@ -18,6 +19,7 @@ from gatepost.store.postgres.pool import Connection, Pool, PoolLimits, connect
 from gatepost.store.postgres.settle import IDLE_WAIT
 from gatepost.store.postgres.store import PostgresStore
 from gatepost.store.rows import (
+    AttemptRow,
     DoneRow,
     EnqueueResult,
     LaneWant,
@@ -518,3 +520,30 @@ async def test_a_server_that_is_not_there_is_a_store_error_that_names_it() -> No
     url = await asyncio.to_thread(gatepost_database, 8)
     with pytest.raises(ConfigurationError, match="3D000"):
         await open_postgres(url + "_not", limits=SHORT)
+
+
+async def test_a_result_that_no_database_can_hold_does_not_hold_back_the_others() -> None:
+    """A zero byte in one line of the log must not be tried for ever, while all that was delivered waits behind it."""
+    store = await new_postgres()
+    try:
+        lines = [
+            AttemptRow(number, 1, 1, 1, "acme", 1, "response", "body", why, "safe", "none", 200, 1, "", None, b"", "d", "w")
+            for number, why in ((1, "fine"), (2, "zero\0byte"), (3, "fine"))
+        ]
+        stored: list[Result] = []
+        rejected: list[str] = []
+        buffer = SettleBuffer(store, stored.extend, lambda _: None, lambda name, _: rejected.append(name))
+        with pytest.raises(ValueError, match="cannot hold this"):
+            await store.settle(SettleBatch(epochs={}, attempts=lines))
+        assert store.statistics().lost == 0, "the connection is as good as before"
+        for line in lines:
+            buffer.add(Result(None, 0, None, line))
+        running = asyncio.get_running_loop().create_task(buffer.run())
+        async with asyncio.timeout(10.0):
+            await buffer.flush()
+        running.cancel()
+        assert [result.rejected for result in stored] == [False, True, False]
+        assert "settle_rejected" in rejected
+        assert [len(await store.attempts_of(number)) for number in (1, 2, 3)] == [1, 0, 1]
+    finally:
+        await store.aclose()

@@ -28,6 +28,8 @@ TRANSIENT: Final = frozenset(
     }
 )
 """Trying again may help, on another connection where this one is gone."""
+_IMPOSSIBLE: Final = "22"
+"""Class of data exceptions: a number out of range, a text with a zero byte. The driver's own checks say so too."""
 _FULL: Final = frozenset({"53100"})
 _NO_TABLE: Final = frozenset({"42P01", "42703", "42883", "3F000"})
 _REFUSED: Final = frozenset({"28000", "28P01", "3D000", "42501"})
@@ -72,11 +74,13 @@ def is_drivers(error: BaseException) -> bool:
     return isinstance(error, PostgresError | InterfaceError | InternalClientError | OSError | TimeoutError | EOFError)
 
 
-def translated(error: BaseException, place: str) -> GatepostError:
-    """What is raised instead of a driver's error."""
+def translated(error: BaseException, place: str) -> GatepostError | ValueError:
+    """What is raised instead of a driver's error: `ValueError` for what no database can hold, however often it is asked to."""
     if isinstance(error, GatepostError):
         return error
     state = sqlstate_of(error)
+    if state is not None and state[:2] == _IMPOSSIBLE:
+        return ValueError(f"{place} cannot hold this: {error}")
     if state in _FULL:
         return StoreFull(f"{place} has no room: free disk space, new events are refused until then")
     if state in _NO_TABLE:
