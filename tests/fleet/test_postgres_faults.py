@@ -527,7 +527,9 @@ async def test_a_result_that_no_database_can_hold_does_not_hold_back_the_others(
     store = await new_postgres()
     try:
         lines = [
-            AttemptRow(number, 1, 1, 1, "acme", 1, "response", "body", why, "safe", "none", 200, 1, "", None, b"", "d", "w")
+            AttemptRow(
+                number, 1, 1, 1, "acme", 1, "response", "body", why, "safe", "none", 200, 1, "", None, b"", "d", "w"
+            )
             for number, why in ((1, "fine"), (2, "zero\0byte"), (3, "fine"))
         ]
         stored: list[Result] = []

@@ -17,7 +17,8 @@ from gatepost.store.rows import endpoint_of, lane_of
 HOLD_MIN: Final = 60_000_000
 """Microseconds of back-off that are worth remembering."""
 SECTION: Final = "fifo"
-"""Sub-lane (as text) to the instant before which its head may not be tried, in UTC microseconds."""
+"""Sub-lane (as text) to the instant before which its head may not be tried, in UTC microseconds, and the head's delivery id: it may
+be cancelled while nobody has it in memory. An instant alone is an older version's."""
 
 
 def remember(memory: EndpointMemory, results: Sequence[Result], now: int) -> None:
@@ -26,22 +27,29 @@ def remember(memory: EndpointMemory, results: Sequence[Result], now: int) -> Non
         start = result.start
         if result.due is not None and result.due - now > HOLD_MIN and start is not None and start.lane.fifo:
             number = endpoint_of(start.lane.id)
-            holds = {sub: until for sub, until in _holds(memory, number) if until > now}
-            holds[start.lane.id & 0xFF] = result.due
-            kept: dict[str, Value] = {str(sub): until for sub, until in holds.items()}
+            holds = {sub: (until, head) for sub, until, head in _holds(memory, number) if until > now}
+            holds[start.lane.id & 0xFF] = result.due, start.row.delivery_id
+            kept: dict[str, Value] = {str(sub): [until, head] for sub, (until, head) in holds.items()}
             memory.put(number, SECTION, kept)
 
 
-def restore(memory: EndpointMemory, numbers: Iterable[int], hold: Callable[[int, int], None], now: int) -> None:
-    """Tell `hold` (lane, instant) of every back-off of these endpoints that has not ended."""
+def restore(memory: EndpointMemory, numbers: Iterable[int], hold: Callable[[int, int, int], None], now: int) -> None:
+    """Tell `hold` (lane, instant, head) of every back-off of these endpoints that has not ended."""
     for number in numbers:
-        for sub, until in _holds(memory, number):
+        for sub, until, head in _holds(memory, number):
             if until > now:
-                hold(lane_of(number, sub), until)
+                hold(lane_of(number, sub), until, head)
 
 
-def _holds(memory: EndpointMemory, number: int) -> list[tuple[int, int]]:
+def _holds(memory: EndpointMemory, number: int) -> list[tuple[int, int, int]]:
     kept = memory.get(number, SECTION)
-    if not isinstance(kept, dict):
-        return []
-    return [(int(sub), until) for sub, until in kept.items() if sub.isdecimal() and isinstance(until, int)]
+    found: list[tuple[int, int, int]] = []
+    for sub, hold in kept.items() if isinstance(kept, dict) else ():
+        if not sub.isdecimal():
+            continue
+        match hold:
+            case [int(until), int(head)]:
+                found.append((int(sub), until, head))
+            case int(until):
+                found.append((int(sub), until, 0))
+    return found

@@ -69,6 +69,7 @@ class Lane:
         "cancelled",
         "dropped",
         "endpoint",
+        "failed_head",
         "fifo",
         "first",
         "held",
@@ -110,6 +111,8 @@ class Lane:
         """By kind: whether the endpoint's ring holds this lane."""
         self.not_before = 0
         """FIFO only: the head failed and may not be tried before."""
+        self.failed_head = 0
+        """Delivery id of that head: another one waits for nothing, as when this one was cancelled. 0: whichever it is."""
         self.strict_until = 0
         """FIFO only: nothing starts before, because the part's last owner may still be at work."""
         self.low_water = 0
@@ -154,9 +157,16 @@ class Lane:
 
     # ------------------------------------------------------------------------------------------ taking rows
 
+    @property
+    def opens_at(self) -> int:
+        """FIFO: before it the head may not start."""
+        if self.failed_head and self.first and self.first[0].delivery_id != self.failed_head:
+            return self.strict_until
+        return max(self.not_before, self.strict_until)
+
     def ready_kind(self, now: int) -> Kind | None:
         """FIFO: the kind of its head if that may start now."""
-        if not self.first or self.outstanding or self.not_before > now or self.strict_until > now:
+        if not self.first or self.outstanding or self.opens_at > now:
             return None
         return Kind.RETRY if self.first[0].attempt else Kind.FIRST
 

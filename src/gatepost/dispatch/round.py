@@ -218,7 +218,7 @@ class Round:
             kind = lane.ready_kind(now)
             if kind is not None:
                 endpoint.seats[kind].push(lane)
-            elif lane.first and (opens_at := max(lane.not_before, lane.strict_until)) > now:
+            elif lane.first and (opens_at := lane.opens_at) > now:
                 self._timers.arm(lane, opens_at)
         else:
             if lane.first:

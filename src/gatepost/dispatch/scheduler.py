@@ -75,8 +75,8 @@ class LaneScheduler:
         """By part: when its FIFO lanes may start."""
         self._outstanding: dict[int, int] = {}
         """By part: attempts in flight or not settled; none is 0."""
-        self._head_holds: dict[int, int] = {}
-        """By FIFO lane that is not loaded yet: when its head may be tried again."""
+        self._head_holds: dict[int, tuple[int, int]] = {}
+        """By FIFO lane that is not loaded yet: when its head may be tried again, and which that is."""
         self.unsure: Collection[int] = ()
         """Parts whose lanes are not all discovered yet: one that is not loaded may have rows all the same."""
         self.ordered_by_store = False
@@ -147,7 +147,7 @@ class LaneScheduler:
         lane = start.lane
         self._over(start)
         if lane.fifo:
-            lane.not_before = due
+            lane.not_before, lane.failed_head = due, start.row.delivery_id
             self._wait_again(lane, start.row._replace(attempt=attempt))
         else:
             lane.forget(start.row)
@@ -232,7 +232,7 @@ class LaneScheduler:
     def _load(self, number: int, part: int, now: int, *, unread: bool) -> Lane:
         lane = self._roster.load_lane(number, part, now, unread=unread)
         if lane.fifo:
-            lane.not_before = self._head_holds.pop(number, 0)
+            lane.not_before, lane.failed_head = self._head_holds.pop(number, (0, 0))
             lane.strict_until = self._strict.get(part, 0)
         return lane
 
@@ -368,13 +368,16 @@ class LaneScheduler:
                 if lane.strict_until:
                     self._timers.arm(lane, lane.strict_until)
 
-    def hold_head(self, number: int, until_us: int) -> None:
-        """The head of a FIFO lane failed before this process read it, and may not be tried before `until_us`."""
+    def hold_head(self, number: int, until_us: int, head: int = 0) -> None:
+        """The head of a FIFO lane failed before this process read it, and may not be tried before `until_us`.
+
+        `head`: its delivery id; 0 when that is not known.
+        """
         lane = self._roster.lanes.get(number)
         if lane is None:
-            self._head_holds[number] = until_us
+            self._head_holds[number] = until_us, head
         elif until_us > lane.not_before:
-            lane.not_before = until_us
+            lane.not_before, lane.failed_head = until_us, head
             self._timers.arm(lane, until_us)
 
     def drop_parts(self, parts: Collection[int], now: int) -> None:
