@@ -20,7 +20,7 @@ from gatepost.clock import Clock, Entropy
 from gatepost.delivery.ids import EVENT, ScatteredIds, encode_id, id_time_us
 from gatepost.dispatch.new_event import check_outbox_event
 from gatepost.dispatch.notices import Notices
-from gatepost.errors import GatepostError, LimitExceeded, StoreError
+from gatepost.errors import GatepostError, LimitExceeded, NotFound
 from gatepost.store.outbox.source import Look, OutboxSource, OutboxUnavailable, Verdict
 from gatepost.store.rows import EnqueueResult, OutboxEvent
 
@@ -49,7 +49,8 @@ _log = logging.getLogger("gatepost.dispatch")
 
 Take = Callable[[Sequence[OutboxEvent]], Awaitable[Sequence[tuple[OutboxEvent, EnqueueResult]]]]
 Admit = Callable[[str, int], Awaitable[None]]
-"""Counts an event of a tenant and its size; raises `LimitExceeded`, or another `GatepostError` for a tenant that takes none."""
+"""Counts an event of a tenant and its size; raises `LimitExceeded`, `NotFound` for a tenant that takes none, and what the store
+raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +131,8 @@ class OutboxFollower:
                     await asyncio.sleep(retry)
                     retry = min(2 * retry, RETRY_MAX)
                     continue
-                except StoreError as error:
-                    # Ours. What was shown stays where it is.
+                except GatepostError as error:
+                    # Ours: a store that fails, is overloaded or refuses us. What was shown stays where it is.
                     self._notices.trouble("outbox_waits", error)
                     await asyncio.sleep(STORE_RETRY)
                     continue
@@ -143,7 +144,7 @@ class OutboxFollower:
     # --------------------------------------------------------------------------------------------- judging
 
     async def _judge(self, look: Look) -> Verdict:
-        """Store what can be stored, and say what becomes of each row. Raises `StoreError`."""
+        """Store what can be stored, and say what becomes of each row. Raises what our store raises."""
         verdict, self._to_say = Verdict(), []
         for row in look.oversized:
             why = f"its payload has {row.size} bytes, the limit is {self._max_payload}"
@@ -183,9 +184,7 @@ class OutboxFollower:
             if len(self._held) < HELD_TENANTS_MAX:
                 self._held[event.tenant] = self._clock.monotonic() + min(error.retry_after, HELD_MAX)
             return False
-        except StoreError:
-            raise
-        except GatepostError as error:
+        except NotFound as error:
             self._set_aside(verdict, event.event_id, event.tenant, "tenant_refused", str(error))
             return False
         return True
@@ -198,15 +197,15 @@ class OutboxFollower:
         events = [replace(event, outbox_id=0) for event in events]  # no rows of our own store's outbox
         try:
             return await self._take(events)
-        except StoreError:
-            raise
+        except GatepostError:
+            raise  # ours, whatever the event: a password that was changed is no reason to set it aside
         except Exception:  # noqa: BLE001 - one event that no store can take must not hold back all others
             _log.exception("outbox %s: some rows cannot be stored together; trying one by one", self._source.place)
         found: list[tuple[OutboxEvent, EnqueueResult]] = []
         for event in events:
             try:
                 found += await self._take([event])
-            except StoreError:
+            except GatepostError:
                 raise
             except Exception as error:  # noqa: BLE001
                 self._set_aside(verdict, event.event_id, event.tenant, "invalid_event", repr(error))

@@ -17,7 +17,7 @@ from gatepost.clock import Clock, Entropy
 from gatepost.delivery.ids import EVENT, ScatteredIds, encode_id
 from gatepost.dispatch.new_event import check_outbox_event
 from gatepost.dispatch.notices import Notices
-from gatepost.errors import StoreError
+from gatepost.errors import GatepostError
 from gatepost.store.port import DeliveryStore
 from gatepost.store.rows import EnqueueResult, OutboxEvent
 
@@ -67,7 +67,7 @@ class OwnOutbox:
                 try:
                     while self._owns() and await self._take_some():
                         pass
-                except StoreError as error:
+                except GatepostError as error:
                     self._notices.trouble("outbox_waits", error)
                     await asyncio.sleep(RETRY)
                 else:
@@ -92,15 +92,15 @@ class OwnOutbox:
     async def _taken(self, events: Sequence[OutboxEvent]) -> Sequence[tuple[OutboxEvent, EnqueueResult]]:
         try:
             return await self._take(events)
-        except StoreError:
-            raise
+        except GatepostError:
+            raise  # ours, whatever the event
         except Exception:  # noqa: BLE001 - one event that no store can take must not hold back all others
             _log.exception("some rows of the outbox cannot be stored together; trying one by one")
         results: list[tuple[OutboxEvent, EnqueueResult]] = []
         for event in events:
             try:
                 results += await self._take([event])
-            except StoreError:
+            except GatepostError:
                 raise
             except Exception as error:  # noqa: BLE001
                 self._skip(event, error)
