@@ -7,10 +7,12 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import psycopg
 import pytest
+from psycopg.rows import class_row
 
 from gatepost import Publisher
 from gatepost.delivery.ids import EVENT, ScatteredIds, decode_id
@@ -159,6 +161,27 @@ async def test_the_servers_drivers_warn_too(tmp_path: Path) -> None:
             publisher.publish_sync("a", {}, connection=connection)
         with connection.transaction():
             publisher.publish_sync("a", {}, connection=connection)
+
+
+class _Order:
+    """What a program makes of its own rows."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+async def test_a_connections_own_kinds_of_row_and_cursor_are_left_alone(tmp_path: Path) -> None:
+    """A psycopg connection whose rows are the program's records, or whose placeholders are the server's, publishes as any other."""
+    url = await database("postgres", tmp_path)
+    publisher = Publisher()
+    ways: list[dict[str, Any]] = [{"row_factory": class_row(_Order)}, {"cursor_factory": psycopg.RawCursor}]
+    for options in ways:
+        with psycopg.connect(url, **options) as connection:
+            publisher.publish_sync("a", {}, connection=connection)
+    asynchronous: dict[str, Any] = {"row_factory": class_row(_Order), "cursor_factory": psycopg.AsyncRawCursor}
+    async with await psycopg.AsyncConnection.connect(url, **asynchronous) as loose:
+        await publisher.publish("a", {}, connection=loose)
+    assert await run_sql(url, "SELECT count(*) FROM gatepost_outbox") == [(3,)]
 
 
 async def test_what_is_no_connection_is_refused_with_what_is_accepted(tmp_path: Path) -> None:

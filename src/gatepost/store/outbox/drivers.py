@@ -115,8 +115,13 @@ def _sqlite3_in_transaction(connection: sqlite3.Connection) -> bool:
 
 
 def _psycopg(connection: Any, event: OutboxEvent) -> bool:
+    from psycopg import Cursor
+    from psycopg.rows import tuple_row
+
     try:
-        return connection.execute(_FORMAT + _RETURNING, values_of(event)).fetchone() is not None
+        # Not `connection.execute`: the connection's own kinds of cursor and row are for the program's statements.
+        cursor = Cursor(connection, row_factory=tuple_row)
+        return cursor.execute(_FORMAT + _RETURNING, values_of(event)).fetchone() is not None
     except Exception as error:
         if sqlstate_of(error) == UNDEFINED_TABLE:
             raise missing_table() from error
@@ -188,8 +193,12 @@ async def _asyncpg(connection: Any, event: OutboxEvent) -> bool:
 
 
 async def _psycopg_async(connection: Any, event: OutboxEvent) -> bool:
+    from psycopg import AsyncCursor
+    from psycopg.rows import tuple_row
+
     try:
-        cursor = await connection.execute(_FORMAT + _RETURNING, values_of(event))
+        cursor = AsyncCursor(connection, row_factory=tuple_row)
+        await cursor.execute(_FORMAT + _RETURNING, values_of(event))
         return await cursor.fetchone() is not None
     except Exception as error:
         if sqlstate_of(error) == UNDEFINED_TABLE:
