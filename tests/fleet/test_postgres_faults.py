@@ -497,6 +497,7 @@ async def test_without_sessions_everything_but_pokes_and_quick_takeover_works() 
         ("postgresql://host:99999/db", "not a number up to"),
         ("postgresql://host/db?pooling=statement", "write pooling=transaction"),
         ("mysql://host/db", "does not name a PostgreSQL"),
+        ("postgresql://me:12/34@host/db", "write %2F"),
     ],
 )
 def test_a_url_that_cannot_be_right_says_what_to_write(url: str, message: str) -> None:

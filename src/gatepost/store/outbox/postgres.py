@@ -22,8 +22,7 @@ class PostgresOutbox:
 
     def __init__(self, url: str) -> None:
         address = postgres_address(url)
-        self._url = address.url
-        self._place = address.place
+        self._address = address
         self._numbers = Numbers()
         self._process = os.getpid()
         self._closed = False
@@ -31,7 +30,7 @@ class PostgresOutbox:
         self._thread_side: ThreadSide | None = None
 
     def __repr__(self) -> str:
-        return f"PostgresOutbox({self._place})"
+        return f"PostgresOutbox({self._address.place})"
 
     def prepare(self) -> None:
         """Connect for `put` and find the table."""
@@ -70,12 +69,12 @@ class PostgresOutbox:
 
     def _sync(self) -> ThreadSide:
         if self._thread_side is None:
-            self._thread_side = ThreadSide(self._url, self._place, self._numbers)
+            self._thread_side = ThreadSide(self._address, self._numbers)
         return self._thread_side
 
     def _async(self) -> LoopSide:
         if self._loop_side is None:
-            self._loop_side = LoopSide(self._url, self._place, self._numbers)
+            self._loop_side = LoopSide(self._address, self._numbers)
         return self._loop_side
 
     def _check_open(self) -> None:

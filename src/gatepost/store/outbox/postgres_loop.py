@@ -21,6 +21,7 @@ from gatepost.store.outbox.postgres_common import (
     unknown_fate,
 )
 from gatepost.store.outbox.schema import COLUMNS, TABLE, values_of
+from gatepost.store.postgres.address import PostgresAddress
 from gatepost.store.rows import OutboxEvent
 
 if TYPE_CHECKING:
@@ -53,15 +54,17 @@ class _Waiting:
 class LoopSide:
     """One connection; while a group is stored, the next one gathers."""
 
-    def __init__(self, url: str, place: str, numbers: Numbers) -> None:
+    def __init__(self, address: PostgresAddress, numbers: Numbers) -> None:
         try:
             import asyncpg
         except ImportError:
             raise ConfigurationError("PostgreSQL needs asyncpg: pip install 'gatepost[postgres]'") from None
         self._asyncpg = asyncpg
-        self._failures = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
-        self._url = url
-        self._place = place
+        # The driver's internal one comes from a connection that the server has just ended.
+        self._driver_failures = (asyncpg.InterfaceError, asyncpg.InternalClientError)
+        self._failures = (OSError, TimeoutError, EOFError, asyncpg.PostgresError, *self._driver_failures)
+        self._address = address
+        self._place = address.place
         self._numbers = numbers
         self._connection: asyncpg.Connection[Any] | None = None
         self._waiting: list[_Waiting] = []
@@ -131,7 +134,7 @@ class LoopSide:
             except self._failures as error:
                 self.terminate()
                 failure = error
-                if not (connection_lost(error) or isinstance(error, self._asyncpg.InterfaceError)):
+                if not (connection_lost(error) or isinstance(error, self._driver_failures)):
                     raise translated(error, self._place) from error
             else:
                 if not todo:
@@ -161,7 +164,7 @@ class LoopSide:
         if self._connection is None or self._connection.is_closed():
             # No prepared statements: a PgBouncer that pools by transaction would mix them up.
             self._connection = await self._asyncpg.connect(
-                self._url, timeout=PATIENCE, command_timeout=PATIENCE, statement_cache_size=0
+                self._address.url, timeout=PATIENCE, command_timeout=PATIENCE, statement_cache_size=0
             )
         return self._connection
 

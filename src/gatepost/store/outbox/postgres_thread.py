@@ -19,6 +19,7 @@ from gatepost.store.outbox.postgres_common import (
     unknown_fate,
 )
 from gatepost.store.outbox.schema import COLUMNS, TABLE, values_of
+from gatepost.store.postgres.address import PostgresAddress, libpq_url
 from gatepost.store.rows import OutboxEvent
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ _INSERT_ONE: Final = (
 class ThreadSide:
     """One connection, one event at a time; no event loop and no thread."""
 
-    def __init__(self, url: str, place: str, numbers: Numbers) -> None:
+    def __init__(self, address: PostgresAddress, numbers: Numbers) -> None:
         try:
             import psycopg
         except ImportError:
@@ -41,8 +42,9 @@ class ThreadSide:
                 "publishing to PostgreSQL from synchronous code needs psycopg: pip install 'psycopg[binary]'"
             ) from None
         self._psycopg = psycopg
-        self._url = url
-        self._place = place
+        known = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
+        self._url = libpq_url(address.url, known)
+        self._place = address.place
         self._numbers = numbers
         self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
         self._lock = threading.Lock()

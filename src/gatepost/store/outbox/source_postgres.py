@@ -44,7 +44,10 @@ _LIMITS: Final = "; ".join(
     f"SET LOCAL {name} = '{TRANSACTION_MAX:.0f}s'"
     for name in ("statement_timeout", "idle_in_transaction_session_timeout")
 )
-_DRIVER_ERRORS: Final = (OSError, TimeoutError, EOFError, asyncpg.PostgresError, asyncpg.InterfaceError)
+_DRIVER_ERRORS: Final = (
+    *(OSError, TimeoutError, EOFError),
+    *(asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError),
+)
 
 
 class PostgresSource:
