@@ -74,7 +74,7 @@ def run_processes(settings: Settings, arguments: Sequence[str], environ: Mapping
     logs.take_over()
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            return runner.run(_Parent(settings, arguments, environ, logs, public=public).run())
+            return runner.run(Parent(settings, arguments, environ, logs, public=public).run())
     except ConfigurationError as error:
         logs.entry("error", "configuration", str(error))
         return EXIT_CONFIGURATION
@@ -85,7 +85,9 @@ def run_processes(settings: Settings, arguments: Sequence[str], environ: Mapping
         logs.close()
 
 
-class _Parent:
+class Parent:
+    """Runs the children of one `serve` or `worker`. `run` once."""
+
     def __init__(
         self,
         settings: Settings,
@@ -94,11 +96,15 @@ class _Parent:
         logs: Logs,
         *,
         public: bool,
+        patience: float = REQUESTS_GRACE + DRAIN_SLACK,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._settings = settings
         self._arguments = arguments
-        self._environ = dict(environ)
+        self.environ = dict(environ)
+        """What children are started with."""
+        self._patience = settings.grace + patience
+        """Seconds until a child that was told to end is killed."""
         self._logs = logs
         self._public = public
         self._clock = clock
@@ -114,7 +120,7 @@ class _Parent:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
-        loop.add_signal_handler(signal.SIGHUP, self._replace.set)
+        loop.add_signal_handler(signal.SIGHUP, self.replace)
         if self._public:
             self._listener = open_listener(self._settings.listen.host, self._settings.listen.port)
             # Ours for as long as we live: a connection waits in it while no child happens to accept.
@@ -126,7 +132,7 @@ class _Parent:
             replacing.cancel()
             self._logs.entry("info", "draining", "all processes drain", processes=len(self._slots))
             self._signal_all(signal.SIGTERM)
-            done, late = await asyncio.wait(keepers, timeout=self._settings.grace + REQUESTS_GRACE + DRAIN_SLACK)
+            done, late = await asyncio.wait(keepers, timeout=self._patience)
             if late:
                 self._logs.entry("error", "killed", f"{len(late)} processes did not drain in time and are killed")
                 self._code = EXIT_FAILED
@@ -142,6 +148,14 @@ class _Parent:
                 loop.remove_signal_handler(number)
         self._logs.entry("info", "stopped", "all processes have ended")
         return self._code
+
+    def stop(self) -> None:
+        """Drain all, and let `run` return."""
+        self._stop.set()
+
+    def replace(self) -> None:
+        """Replace all children, one after the other."""
+        self._replace.set()
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self._stop.is_set():
@@ -169,9 +183,14 @@ class _Parent:
         while not self._stop.is_set():
             began = self._clock.monotonic()
             slot.replacing = False
-            code = await self._live(slot)
+            try:
+                code = await self._live(slot)
+            except OSError as error:  # no memory, too many processes or files: all of them pass
+                self._logs.entry("error", "not_started", f"process {slot.index} cannot be started: {error}")
+                code = EXIT_FAILED
             if self._stop.is_set():
-                if code != EXIT_CLEAN:
+                # A child that a SIGTERM can kill does not listen to signals yet, and holds nothing.
+                if code not in (EXIT_CLEAN, -signal.SIGTERM):
                     self._code = EXIT_FAILED
                 return
             if slot.replacing:
@@ -215,7 +234,7 @@ class _Parent:
                     "-m",
                     "gatepost.service.cli",
                     *command,
-                    env=self._environ,
+                    env=self.environ,
                     stdin=asyncio.subprocess.DEVNULL,
                     pass_fds=passed,
                     # Ctrl-C at the terminal is for us to pass on: a child that heard it twice would leave at once.
@@ -274,20 +293,35 @@ class _Parent:
                 continue  # it died, and its successor is on its way
             slot.balanced.clear()
             slot.replacing = True
-            self._signal(slot, signal.SIGTERM)
-            limit = self._settings.grace + REQUESTS_GRACE + DRAIN_SLACK + READY_LIMIT
+            await self._end(slot, slot.process)
             try:
-                async with asyncio.timeout(limit):
+                async with asyncio.timeout(READY_LIMIT):
                     await slot.balanced.wait()
             except TimeoutError:
                 self._logs.entry(
                     "error",
                     "rolling_restart_stopped",
-                    f"process {slot.index} was not ready within {limit:g} s; the others are left as they are",
+                    f"process {slot.index} was not ready within {READY_LIMIT:g} s; the others are left as they are",
                     process=slot.index,
                 )
                 return
         self._logs.entry("info", "rolling_restart_done", "all processes were replaced")
+
+    async def _end(self, slot: _Slot, process: asyncio.subprocess.Process) -> None:
+        """Let a child drain; kill one that does not, since nobody could take its place."""
+        self._signal(slot, signal.SIGTERM)
+        try:
+            async with asyncio.timeout(self._patience):
+                await process.wait()
+        except TimeoutError:
+            self._logs.entry(
+                "error",
+                "killed",
+                f"process {slot.index} did not drain in {self._patience:g} s and is killed",
+                process=slot.index,
+            )
+            if process.returncode is None:
+                process.kill()
 
 
 def _cause(code: int) -> str:
