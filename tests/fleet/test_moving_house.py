@@ -16,6 +16,7 @@ from gatepost.delivery.records import ApiKey, Endpoint, EndpointSecret, Secret, 
 from gatepost.dispatch.dispatcher import Dispatcher
 from gatepost.errors import ConfigurationError, StoreError, StoreLocked
 from gatepost.store.house import Kind
+from gatepost.store.migrate import migrate_database
 from gatepost.store.moving import Moved, move_house
 from gatepost.store.open import open_store
 from gatepost.store.port import AuditEntry, PolicyVersion
@@ -98,6 +99,7 @@ async def move(path: Path, target: str) -> Moved:
 CHILD = """
 import asyncio, os, sys
 from gatepost.store.house import Kind
+from gatepost.store.migrate import migrate_database
 from gatepost.store.moving import move_house
 
 def progress(kind, done, total):
@@ -192,6 +194,21 @@ async def test_a_house_is_moved_only_when_nobody_dispatches_from_it(tmp_path: Pa
     await SqliteStore.open(path).aclose()
     with pytest.raises(ConfigurationError, match="a dispatcher has used"):
         await move(path, target)
+
+
+async def test_a_house_is_not_moved_into_one_that_is_lived_in(tmp_path: Path) -> None:
+    """A service started too early would deliver what is being carried; then the counts differ, and the old house delivers it too."""
+    path = tmp_path / "gatepost.db"
+    await furnish(path, "http://127.0.0.1:1/")
+    target = await asyncio.to_thread(empty_database)
+    await migrate_database(target)
+    async with Dispatcher.open(target, keys=[KEY], run=True) as gp:
+        async with asyncio.timeout(30):
+            while not await gp.store.nodes():  # noqa: ASYNC110 - its heartbeat
+                await asyncio.sleep(0.02)
+        with pytest.raises(ConfigurationError, match=r"dispatches from .* already: stop it"):
+            await move(path, target)
+    assert (await move(path, target)).counts == EVERYTHING
 
 
 async def test_a_publisher_that_has_the_old_house_open_is_told(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def _move(source: str, target: str, settings: Settings, as_json: bool) -> None:
     counts = receipt.pop("moved")
     print_fields({**receipt, **counts})
     print_line(
-        f"start the service with database = {target.partition('@')[2] or target!r} from now on; {source} is closed"
+        f"start the service with the database {moved.target} from now on (the URL that you gave as --to); {source} is closed"
     )
 
 

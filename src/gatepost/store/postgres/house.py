@@ -16,6 +16,7 @@ from gatepost.store.house import Carried, CarriedAudit, CarriedLetter, Kind
 from gatepost.store.postgres import changes
 from gatepost.store.postgres.enqueue import columns
 from gatepost.store.postgres.pool import Connection
+from gatepost.store.postgres.time import DATABASE_NOW
 from gatepost.store.rows import AttemptRow, endpoint_of, part_of_tenant
 from gatepost.store.secretbox import SecretBox
 
@@ -144,6 +145,10 @@ _CHANGED: Final[Mapping[Kind, Literal["tenant", "endpoint", "api_key"]]] = {
     Kind.API_KEYS: "api_key",
 }
 """Kinds whose followers must hear of them, by a record's first column."""
+# One that was stopped in order says that it drains, and holds no part.
+_ALIVE: Final = f"""
+SELECT name FROM gp_node AS n WHERE lease_until > {DATABASE_NOW}
+ AND (NOT draining OR EXISTS (SELECT 1 FROM gp_part AS p WHERE p.owner = n.name)) ORDER BY name LIMIT 1"""  # noqa: S608 - our own words
 _BEGIN: Final = """
 INSERT INTO gp_move (house, epoch, source, started_at) VALUES ($1, $2, $3, $4)"""
 
@@ -162,8 +167,8 @@ class PostgresHouse:
     async def begin(self, house: int, epoch: int, source: str, now: int, *, may_begin: bool) -> int:
         """When the move from that house was begun, which may be now if it `may_begin`.
 
-        Raises `ConfigurationError` for a database that holds anything else, or that an earlier run began to fill with what has
-        changed since.
+        Raises `ConfigurationError` for a database that holds anything else, that is dispatched from, or that an earlier run began
+        to fill with what has changed since.
         """
         self._parts = await self._connection.fetchval("SELECT value FROM gp_meta WHERE name = 'parts'")
         async with self._connection.transaction():
@@ -181,6 +186,13 @@ class PostgresHouse:
                         f"{self.place} may be delivered already; drop that database, create it anew and move again"
                     )
                 return int(begun["started_at"])
+            alive = await self._connection.fetchval(_ALIVE)
+            if alive is not None:
+                # It would deliver what is carried, and the old house too when the counts differ in the end.
+                raise ConfigurationError(
+                    f"{alive} dispatches from {self.place} already: stop it (one that was killed counts for 30 s), and "
+                    "start it when the move is finished"
+                )
             if not may_begin:
                 raise ConfigurationError(f"everything in {source} was moved to another database already: use that one")
             for kind, (table, _) in _TABLES.items():
