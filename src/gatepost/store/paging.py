@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
+from gatepost.errors import ConfigurationError
 from gatepost.store.rows import DeliveryFilter, Page
 
 Item = TypeVar("Item")
@@ -19,7 +20,7 @@ def encode_cursor(*key: int | str) -> str:
 
 
 def decode_numbers(cursor: str | None, count: int) -> tuple[int, ...] | None:
-    """The numbers behind a cursor, None for the first page. Raises `ValueError` for a foreign one."""
+    """The numbers behind a cursor, None for the first page. Raises `ConfigurationError` for a foreign one."""
     if cursor is None:
         return None
     try:
@@ -32,7 +33,7 @@ def decode_numbers(cursor: str | None, count: int) -> tuple[int, ...] | None:
 
 
 def decode_text(cursor: str | None) -> str | None:
-    """The text behind a cursor, None for the first page. Raises `ValueError` for a foreign one."""
+    """The text behind a cursor, None for the first page. Raises `ConfigurationError` for a foreign one."""
     if cursor is None:
         return None
     try:
@@ -59,5 +60,5 @@ def check_filter(where: DeliveryFilter) -> None:
         raise ValueError("a list of deliveries needs an event_id, an endpoint or a tenant")
 
 
-def _foreign(cursor: str) -> ValueError:
-    return ValueError(f"cursor {cursor[:40]!r} was not given out by this list; leave it out for the first page")
+def _foreign(cursor: str) -> ConfigurationError:
+    return ConfigurationError(f"cursor {cursor[:40]!r} was not given out by this list; leave it out for the first page")

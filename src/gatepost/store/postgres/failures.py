@@ -33,6 +33,8 @@ _IMPOSSIBLE: Final = "22"
 _FULL: Final = frozenset({"53100"})
 _NO_TABLE: Final = frozenset({"42P01", "42703", "42883", "3F000"})
 _REFUSED: Final = frozenset({"28000", "28P01", "3D000", "42501"})
+_NUL: Final = "22021"
+"""Of these the one that a caller's text can bring about."""
 _HINTS: Final = {
     "25006": "this server only reads (a standby?): point the URL at the primary, or add target_session_attrs=read-write",
     "53300": "the server has no connection left: raise max_connections, or run fewer processes (each takes up to 9)",
@@ -79,6 +81,8 @@ def translated(error: BaseException, place: str) -> GatepostError | ValueError:
     if isinstance(error, GatepostError):
         return error
     state = sqlstate_of(error)
+    if state == _NUL:
+        return ConfigurationError("a text holds the character U+0000, which PostgreSQL cannot store: leave it out")
     if state is not None and state[:2] == _IMPOSSIBLE:
         return ValueError(f"{place} cannot hold this: {error}")
     if state in _FULL:
