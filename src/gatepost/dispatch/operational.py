@@ -34,6 +34,8 @@ def operational_event(notice: OperationalObservation, timestamp: str) -> EventDr
         data["endpoint_id"] = notice.endpoint_id
     if "code" in data:
         data["reason"] = data.pop("code")
-    data["message"] = notice.message
+    # Where a producer's database is, is the operator's affair.
+    place = data.pop("outbox", None)
+    data["message"] = notice.message if place is None else notice.message.removeprefix(f"outbox {place}: ")
     body = payload_bytes({"type": event_type, "timestamp": timestamp, "data": data})
     return EventDraft(notice.tenant, event_type, body, "application/json", None, None, Priority.NORMAL, None)
