@@ -101,7 +101,7 @@ print("done")
 URLS = """
 settings.DATABASES["pg"] = {
     "ENGINE": "django.db.backends.postgresql", "NAME": "shop db", "USER": "a@b", "PASSWORD": "p:/", "HOST": "db", "PORT": 5433,
-    "OPTIONS": {"sslmode": "require", "pool": True},
+    "OPTIONS": {"sslmode": "require", "pool": True, "options": "-c search_path=shop"},
 }
 settings.DATABASES["socket"] = {"ENGINE": "django.db.backends.postgresql", "NAME": "shop", "HOST": "/run/pg"}
 settings.DATABASES["other"] = {"ENGINE": "django.db.backends.mysql", "NAME": "shop"}
@@ -113,7 +113,7 @@ assert environment() == {
     "GATEPOST_DATABASE": "sqlite:///x.db",
     "GATEPOST_LISTEN_PORT": "9",
     "GATEPOST_METRICS_PUBLIC": "true",
-    "GATEPOST_OUTBOXES": "postgresql://a%40b:p%3A%2F@db:5433/shop%20db?sslmode=require,"
+    "GATEPOST_OUTBOXES": "postgresql://a%40b:p%3A%2F@db:5433/shop%20db?sslmode=require&options=-c+search_path%3Dshop,"
     "postgresql:///shop?host=%2Frun%2Fpg,sqlite:///y.db",
     "GATEPOST_EGRESS_SCHEMES": "https,http",
 }, environment()

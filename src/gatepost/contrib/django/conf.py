@@ -45,6 +45,8 @@ def environment() -> dict[str, str]:
     """The settings as `gatepost` reads them from its environment."""
     values = dict(_flat(configured()))
     given = values.get("outboxes", [DEFAULT_DB_ALIAS])
+    if not isinstance(given, list | tuple):
+        raise ConfigurationError("GATEPOST['outboxes'] is no list: write ['default'], aliases of DATABASES or URLs")
     urls = [one if "://" in str(one) else alias_url(str(one)) for one in given]
     values["outboxes"] = [url for url in urls if url is not None]
     return {f"GATEPOST_{path.replace('.', '_').upper()}": _text(value) for path, value in values.items() if value != []}
@@ -69,7 +71,9 @@ def _postgres_url(database: Mapping[str, Any], name: str) -> str:
         quote(str(database.get("PASSWORD") or ""), safe=""),
     )
     host, port = str(database.get("HOST") or ""), str(database.get("PORT") or "")
-    options = {key: value for key, value in (database.get("OPTIONS") or {}).items() if key.startswith("ssl")}
+    given = database.get("OPTIONS") or {}
+    # `options` is where projects set search_path: the follower must look into the schema that they write to.
+    options = {key: value for key, value in given.items() if key.startswith("ssl") or key == "options"}
     if host.startswith("/"):  # a directory with the server's socket
         options["host"], host = host, ""
     login = f"{user}:{password}@" if password else f"{user}@" if user else ""
