@@ -10,7 +10,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Text = Annotated[str, Field(min_length=1, max_length=256)]
+NO_NUL = r"^[^\x00]*$"
+"""PostgreSQL cannot store the character U+0000."""
+Text = Annotated[str, Field(min_length=1, max_length=256, pattern=NO_NUL)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Delay = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Pem = Annotated[str, Field(min_length=1, max_length=65_536)]
@@ -67,7 +69,7 @@ class NewEndpoint(EndpointFields):
 class Pause(Body):
     """Why."""
 
-    reason: Annotated[str, Field(max_length=500)] = "paused by its owner"
+    reason: Annotated[str, Field(max_length=500, pattern=NO_NUL)] = "paused by its owner"
 
 
 class Rotation(Body):
