@@ -124,8 +124,14 @@ def audit() -> float | None:
 audit.deadline_inherit = False
 
 
+def leave_logging(**_: object) -> None:
+    """Set up nothing."""
+
+
 @pytest.fixture(scope="module")
 def worker() -> Iterator[None]:
+    # With somebody connected, Celery leaves the process' logging as it is; its own set-up would silence other tests' loggers.
+    celery.signals.setup_logging.connect(leave_logging)
     with start_worker(app, pool="solo", concurrency=1, perform_ping_check=False, shutdown_timeout=20.0):
         yield
 

@@ -132,7 +132,7 @@ async def test_parse_09_an_end_is_told_from_no_data_plain_and_in_tls() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF)
     await meet_all([Case("close-mid-head", CUT_HEAD), Case("close-mid-body", CUT_BODY)])
     after = resource.getrusage(resource.RUSAGE_SELF)
-    assert after.ru_utime - before.ru_utime < 0.2
+    assert after.ru_utime - before.ru_utime < 0.5, "the limits are seconds away: whoever spins burns all of them"
     for name, expected in (("close-mid-head", CUT_HEAD), ("close-mid-body", CUT_BODY)):
         await meet(
             name,

@@ -437,7 +437,7 @@ def test_a_byte_of_any_kind_counts_as_begun() -> None:
 )
 def test_a_finished_reader_is_freed_without_the_garbage_collector(end: bytes) -> None:
     """Parser and reader refer to each other; a million chunked answers must not wait for a collection."""
-    before = sum(isinstance(thing, ResponseReader) for thing in gc.get_objects())
+    before = sum(type(thing) is ResponseReader for thing in gc.get_objects())
     gc.disable()
     try:
         for _ in range(10):
@@ -445,6 +445,6 @@ def test_a_finished_reader_is_freed_without_the_garbage_collector(end: bytes) ->
             reader.feed(CHUNKED + b"2\r\nok\r\n" + end)
             assert reader.done
             del reader
-        assert before == sum(isinstance(thing, ResponseReader) for thing in gc.get_objects())
+        assert before == sum(type(thing) is ResponseReader for thing in gc.get_objects())
     finally:
         gc.enable()
