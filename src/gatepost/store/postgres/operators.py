@@ -35,6 +35,8 @@ CANCEL_TRIES: Final = 5
 """A single delivery that moves on (a retry is settled) between being found and being cancelled is looked for again."""
 WALKS_KEPT: Final = 100
 """Callers loop until nothing is left: where each filter's walk has come is remembered, so that none begins anew each time."""
+WALK_KEPT_FOR: Final = 10.0
+"""Seconds after which a caller is not taken to be the same one that goes on: what came behind an abandoned walk is seen again."""
 
 
 class PostgresOperators:
@@ -45,7 +47,8 @@ class PostgresOperators:
         self._clock = clock
         self._chores = Chores(pool)
         self._eraser = Eraser(pool)
-        self._walks: OrderedDict[tuple[str, Any], Any] = OrderedDict()
+        self._walks: OrderedDict[tuple[str, Any], tuple[Any, float]] = OrderedDict()
+        """Position, and when it was reached."""
 
     # -- looking
 
@@ -76,7 +79,7 @@ class PostgresOperators:
             return await self._cancel_one(where, delivery_id)
         check_filter(where)
         walk = ("cancel", where)
-        before: int | None = self._walks.pop(walk, NEWEST)
+        before: int | None = self._position(walk, NEWEST)
         while before is not None:
             start = before
             found = await self._pool.run(lambda connection, start=start: views.find(connection, where, start, limit))  # type: ignore[misc]  # bound now
@@ -123,7 +126,7 @@ class PostgresOperators:
         """The next dead letters that match, oldest first; none when the walk is over, and then it begins anew."""
         check_limit(limit)
         walk = (what, where)
-        after: DeadKey | None = self._walks.pop(walk, None)
+        after: DeadKey | None = self._position(walk, None)
         while True:
             start = after
             keys, after = await self._pool.run(
@@ -155,8 +158,12 @@ class PostgresOperators:
     async def maintain(self, retention: Retention, now: int, budget: int) -> MaintenanceReport:
         return await self._chores.run(retention, now, budget)
 
+    def _position(self, walk: tuple[str, Any], beginning: Any) -> Any:
+        position, reached_at = self._walks.pop(walk, (beginning, 0.0))
+        return position if self._clock.monotonic() - reached_at < WALK_KEPT_FOR else beginning
+
     def _remember(self, walk: tuple[str, Any], position: Any) -> None:
         if position is not None:
-            self._walks[walk] = position
+            self._walks[walk] = position, self._clock.monotonic()
             while len(self._walks) > WALKS_KEPT:
                 self._walks.popitem(last=False)
