@@ -107,7 +107,11 @@ async def _apply(fault: str, field_: Field, ending: list[asyncio.Task[Any]], num
     elif fault == "restart":
         await asyncio.to_thread(field_.server.server.restart, "immediate")
     elif fault == "freeze":
-        victim = next(one for one in fleet.workers if one.number == 1 % len(fleet.workers))
+        # Not the first, which is the one behind the proxy; it may have been killed a moment ago.
+        wanted = 1 % len(fleet.workers)
+        while not any(one.number == wanted for one in fleet.living):  # noqa: ASYNC110 - there is nothing to wait for
+            await asyncio.sleep(0.1)
+        victim = next(one for one in fleet.living if one.number == wanted)
         victim.process.send_signal(signal.SIGSTOP)
         ending.append(asyncio.ensure_future(_thaw(victim)))
     elif fault == "cut":

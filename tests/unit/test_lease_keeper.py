@@ -20,6 +20,16 @@ class Store(MemoryStore):
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__(clock, parts=PARTS)
         self.meanwhile: Callable[[], Awaitable[None]] | None = None
+        self.late = 0.0
+        """Seconds that a release takes to arrive."""
+
+    async def release(self, parts: Mapping[int, int]) -> None:
+        given = dict(parts)
+        await asyncio.shield(asyncio.ensure_future(self._release_late(given)))
+
+    async def _release_late(self, parts: Mapping[int, int]) -> None:
+        await asyncio.sleep(self.late)
+        await super().release(parts)
 
     async def heartbeat(self, node: Node, held: Mapping[int, int], want: int) -> Heartbeat:
         beat = await super().heartbeat(node, held, want)
@@ -253,3 +263,45 @@ def test_a_takeover_that_outlasts_the_patience_of_a_heartbeat_goes_on_where_it_s
         assert len(won) == parts, "none was looked at twice"
 
     run_virtual(main, clock=clock)
+
+
+def test_a_part_whose_release_was_not_answered_is_not_worked_on_under_the_same_epoch() -> None:
+    """The store may carry it out later, at any time: then another process has the part, and knows nothing of us."""
+
+    async def main(clock: VirtualClock, store: Store, bench: Bench) -> None:
+        await bench.settle_in()
+        peer = store.peer()
+        other = Bench(peer, clock, "b")
+        await other.keeper.beat()
+        await bench.keeper.beat()
+        store.late = 20.0
+        giving = asyncio.get_running_loop().create_task(bench.keeper.give_back_surplus())
+        await asyncio.sleep(5.5)  # nobody answers
+        await peer.aclose()  # and nobody wants the parts any more
+        for _ in range(4):
+            await bench.keeper.beat()
+            await asyncio.sleep(4.0)
+        giving.cancel()
+        assert bench.keeper.balanced
+        assert [info.owner for info in await store.parts()] == ["a"] * PARTS
+        assert sorted(bench.keeper.epochs) == list(range(PARTS))
+
+    bench(main)
+
+
+def test_a_session_that_is_lost_while_an_answer_comes_back_stops_starts_all_the_same() -> None:
+    """The answer was true when it was given; the others can take our parts since."""
+
+    async def main(clock: VirtualClock, store: Store, bench: Bench) -> None:
+        await bench.settle_in()
+
+        async def lose() -> None:
+            bench.keeper.session_lost()
+
+        store.meanwhile = lose
+        await bench.keeper.beat()
+        assert not bench.keeper.safe
+        await bench.keeper.beat()
+        assert bench.keeper.safe
+
+    bench(main)

@@ -121,6 +121,8 @@ class LeaseKeeper:
         self._safe_until = 0.0
         self._suspended = False
         """The session is lost: nothing starts before the store has said again what is ours."""
+        self._losses = 0
+        """Times it was lost since the start."""
         self._wall_ahead_us = 0
         """Wall clock less monotonic, at the last heartbeat."""
         self._nodes: Sequence[NodeInfo] = ()
@@ -259,7 +261,7 @@ class LeaseKeeper:
         clock = self._clock
         asked_ns = clock.monotonic_ns()
         wall_ahead_us = clock.wall_us() - asked_ns // 1_000
-        held = dict(self.epochs)
+        held, losses = dict(self.epochs), self._losses
         announced = self._introduction()
         beat = await self._store.heartbeat(announced, held, want)
         self._announced = announced
@@ -267,7 +269,7 @@ class LeaseKeeper:
         self._store_time.correct(beat.store_time, asked_ns)
         self._warn_of_skew()
         self._wall_ahead_us = wall_ahead_us
-        self._suspended = False
+        self._suspended = self._losses != losses  # lost since the question: ask again
         self._nodes = beat.nodes
         if not self._introduced:
             # The others of a fleet that starts are heard of first, so that nobody takes all and gives most of it back.
@@ -316,9 +318,11 @@ class LeaseKeeper:
 
     def session_lost(self) -> None:
         """The others can no longer tell that we live, and may take our parts: start nothing, and ask at once what is ours."""
-        if self._shared and not self._suspended:
-            self._suspended = True
-            self._wake.set()
+        if self._shared:
+            self._losses += 1
+            if not self._suspended:
+                self._suspended = True
+                self._wake.set()
 
     def look_now(self) -> None:
         """Something may be free."""
@@ -436,17 +440,21 @@ class LeaseKeeper:
                 self._given.update(quiet)
                 await self._store.release(quiet)
         except (StoreError, TimeoutError) as error:
-            _log.warning("%d parts were not given back: %r", len(quiet), error)
+            # It may be done later, when nobody thinks of it any more: under this epoch the parts are not ours again. The next
+            # heartbeat gives them up, or takes them under another one.
+            self._forget_given(quiet)
+            _log.warning("whether %d parts were given back is not known: %r", len(quiet), error)
             await asyncio.sleep(BEAT_AFTER_FAILURE)
-            # Whether it was done is not known; the next heartbeat says, since a part that is ours still is renewed.
-            for part in quiet:
-                self._given.pop(part, None)
+            self.renew_now()
             return False
-        for part, epoch in quiet.items():
-            if self.epochs.get(part) == epoch:
-                self._forget(part)
+        self._forget_given(quiet)
         await self._tell_free(min(quiet))
         return True
+
+    def _forget_given(self, given: Mapping[int, int]) -> None:
+        for part, epoch in given.items():
+            if self.epochs.get(part) == epoch:
+                self._forget(part)
 
     async def _tell_free(self, part: int) -> None:
         if not self._shared:

@@ -139,6 +139,9 @@ class MemoryParts:
             want -= 1
             if not want:
                 break
+        for number, part in enumerate(self._parts):
+            if part.owner == node.name and number not in leases:
+                part.owner = None  # the answer that gave it was lost, or it was given back without one
         lost = frozenset(part for part, epoch in held.items() if part not in leases or leases[part].epoch != epoch)
         return Heartbeat(leases, lost, now, self.nodes())
 
