@@ -45,8 +45,9 @@ class _Part:
 class MemorySession:
     """One process' connection: while it lives, so do the nodes that beat over it."""
 
-    def __init__(self, opened_at: int) -> None:
+    def __init__(self, opened_at: float) -> None:
         self.opened_at = opened_at
+        """Monotonic seconds, which the store's wall clock does not move."""
         self.nodes: dict[str, tuple[int, Node]] = {}
         """By name: when it was last heard of (UTC microseconds), and who it is."""
         self.lost = False
@@ -68,7 +69,7 @@ class MemorySession:
         self.nodes.clear()
         self._news.set()
 
-    def reopen(self, now: int) -> None:
+    def reopen(self, now: float) -> None:
         """A new connection in place of one that was lost."""
         self.lost = False
         self.opened_at = now
@@ -97,7 +98,7 @@ class MemoryParts:
 
     def open_session(self) -> MemorySession:
         """A process connects."""
-        session = MemorySession(self._clock.wall_us())
+        session = MemorySession(self._clock.monotonic())
         self._sessions.append(session)
         return session
 
@@ -120,7 +121,7 @@ class MemoryParts:
         """Renew, then take what is free: given back first, then of owners that lost their session, then expired."""
         now = self._clock.wall_us()
         if session.lost:
-            session.reopen(now)
+            session.reopen(self._clock.monotonic())
         session.nodes[node.name] = (now, node)
         until = now + round(PART_LEASE * _US)
         leases: dict[int, Lease] = {}
@@ -133,7 +134,8 @@ class MemoryParts:
             if number in leases:
                 continue
             part = self._parts[number]
-            part.strict_from = max(part.strict_from, strict_from)
+            # No owner is at work for longer than a lease from now: what says so was written before the clock stepped back.
+            part.strict_from = min(max(part.strict_from, strict_from), until)
             part.owner, part.epoch, part.until = node.name, part.epoch + 1, until
             leases[number] = Lease(part.epoch, PART_LEASE, max(0.0, (part.strict_from - now) / _US))
             want -= 1
@@ -149,7 +151,7 @@ class MemoryParts:
         """Parts that may be taken, and from when the FIFO lanes of each may start."""
         orphaned: list[tuple[int, int]] = []
         expired: list[tuple[int, int]] = []
-        settled = now - session.opened_at >= SESSION_SETTLED * _US
+        settled = self._clock.monotonic() - session.opened_at >= SESSION_SETTLED
         alive = {info.node.name for info in self.nodes()}
         for number, part in enumerate(self._parts):
             if part.owner in (None, name):

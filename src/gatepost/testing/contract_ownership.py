@@ -190,6 +190,19 @@ class OwnershipContract(ContractBase):
                 assert PART_LEASE - 12 <= taken[part].strict_in <= PART_LEASE - 9
             assert A.name not in [info.node.name for info in await fleet.b.nodes()]
 
+    async def test_a_clock_that_steps_back_makes_no_quarantine_longer_than_a_lease(self) -> None:
+        """The database's clock was an hour ahead when the owner renewed, and was set right: nobody is at work for an hour."""
+        async with self.fleet() as fleet:
+            held = epochs((await fleet.beat_a(want=2)).leases)
+            await fleet.pass_time(10)
+            fleet.clock.step_wall(-3_600.0)
+            await fleet.beat_b()
+            await fleet.pass_time(SESSION_SETTLED + 1)
+            await self.lose_session(fleet.a)
+            taken = (await fleet.beat_b(want=fleet.count)).leases
+            for part in held:
+                assert 0 < taken[part].strict_in <= PART_LEASE
+
     async def test_a_young_session_leaves_others_parts_alone(self) -> None:
         """After a restart of the database nobody has a session: all owners are on their way back."""
         async with self.fleet() as fleet:

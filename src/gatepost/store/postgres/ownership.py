@@ -46,6 +46,7 @@ SELECT name, lease_until, lease_until <= $2::bigint AS expired FROM gp_node
   OR $3::boolean AND session_key IS NOT NULL AND NOT session_key = ANY(ARRAY({_HELD_LOCKS})))
  ORDER BY name FOR UPDATE SKIP LOCKED"""  # noqa: S608 - our own words
 # Given back first, then of owners whose session is lost, then expired. A part locked by a settle is left for the next beat.
+# No owner is at work for longer than a lease from now: what says so was written before the clock stepped back.
 _TAKE: Final = """
 WITH free AS (
  SELECT p.part, coalesce(d.strict_from, 0) AS strict_from FROM gp_part AS p
@@ -55,7 +56,8 @@ WITH free AS (
     SELECT 1 FROM unnest($6::integer[], $7::bigint[]) AS h(part, epoch) WHERE h.part = p.part AND h.epoch = p.epoch)
    OR NOT EXISTS (SELECT 1 FROM gp_node AS n WHERE n.name = p.owner)
   ORDER BY coalesce(d.rank, 0), p.part LIMIT $2::bigint FOR UPDATE OF p SKIP LOCKED)
-UPDATE gp_part AS p SET owner = $1::text, epoch = p.epoch + 1, strict_from = greatest(p.strict_from, free.strict_from)
+UPDATE gp_part AS p SET owner = $1::text, epoch = p.epoch + 1,
+  strict_from = least(greatest(p.strict_from, free.strict_from), $8::bigint)
  FROM free WHERE p.part = free.part RETURNING p.part, p.epoch, p.strict_from"""
 _MINE: Final = "SELECT part, epoch FROM gp_part WHERE owner = $1::text"
 _GIVE_UP: Final = "UPDATE gp_part SET owner = NULL WHERE owner = $1::text AND part = ANY($2::integer[])"
@@ -135,6 +137,7 @@ async def _take(connection: Connection, beat: Beat, now: int) -> dict[int, Lease
         [2 if row["expired"] else 1 for row in dead],
         list(beat.held),
         list(beat.held.values()),
+        now + round(PART_LEASE * _US),
     )
     return {part: Lease(epoch, PART_LEASE, max(0.0, (strict_from - now) / _US)) for part, epoch, strict_from in rows}
 
