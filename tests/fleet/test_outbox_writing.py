@@ -13,6 +13,7 @@ import asyncpg
 import psycopg
 import pytest
 from psycopg.rows import class_row
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from gatepost import Publisher
 from gatepost.delivery.ids import EVENT, ScatteredIds, decode_id
@@ -161,6 +162,12 @@ async def test_the_servers_drivers_warn_too(tmp_path: Path) -> None:
             publisher.publish_sync("a", {}, connection=connection)
         with connection.transaction():
             publisher.publish_sync("a", {}, connection=connection)
+    for driver in ("psycopg", "asyncpg"):
+        engine = create_async_engine(url.replace("postgresql", f"postgresql+{driver}", 1), isolation_level="AUTOCOMMIT")
+        async with engine.connect() as wrapped:
+            with pytest.warns(RuntimeWarning, match="outside a transaction"):
+                await publisher.publish("a", {}, connection=wrapped)
+        await engine.dispose()
 
 
 class _Order:

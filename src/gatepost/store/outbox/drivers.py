@@ -151,7 +151,10 @@ def _is_sqlalchemy_core(connection: Any) -> bool:
 
 def _sqlalchemy_in_transaction(connection: Any) -> bool:
     used = connection if _is_sqlalchemy_core(connection) else connection.connection()
-    return bool(used.get_execution_options().get("isolation_level") != "AUTOCOMMIT")
+    if used.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
+        return False
+    # An engine made with isolation_level="AUTOCOMMIT" shows in the driver's connection only; sqlite3 has a number there.
+    return getattr(used.connection.dbapi_connection, "autocommit", None) is not True
 
 
 def _django(connection: Any, event: OutboxEvent) -> bool:
