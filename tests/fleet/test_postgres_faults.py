@@ -536,7 +536,7 @@ async def test_a_result_that_no_database_can_hold_does_not_hold_back_the_others(
         stored: list[Result] = []
         rejected: list[str] = []
         buffer = SettleBuffer(store, stored.extend, lambda _: None, lambda name, _: rejected.append(name))
-        with pytest.raises(ValueError, match="cannot hold this"):
+        with pytest.raises(ValueError, match="cannot store"):
             await store.settle(SettleBatch(epochs={}, attempts=lines))
         assert store.statistics().lost == 0, "the connection is as good as before"
         for line in lines:
