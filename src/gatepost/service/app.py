@@ -54,6 +54,8 @@ KEEP_ALIVE: Final = 75
 BACKLOG: Final = 2_048
 REQUESTS_GRACE: Final = 5
 """Seconds that API requests in progress get at the end; a publish waits no longer than that for the store."""
+LEAVE_AFTER: Final = 0.5
+"""Seconds in which the request of a connection that was just accepted arrives; then connections without one are closed."""
 
 
 class _Server(uvicorn.Server):
@@ -67,6 +69,11 @@ class _Server(uvicorn.Server):
         """Start, then say so."""
         await super().startup(sockets)
         self.listening.set()
+
+    def refuse_connections(self) -> None:
+        """Accept no more. Those that wait in a socket we share go to the other processes."""
+        for listening in self.servers:
+            listening.close()
 
     def capture_signals(self) -> nullcontext[None]:  # type: ignore[override]  # wider than the generator it replaces
         return nullcontext()
@@ -164,15 +171,28 @@ async def open_service(
             host = settings.listen.host if place.public else LOOPBACK
             yield Running(service, _url_of(host, listener), serving)
         finally:
-            service.draining = True
-            server.should_exit = True
             measuring.cancel()
             listening.cancel()
             # No new requests, no new attempts: both at once, since each waits for its own.
-            await asyncio.gather(dispatcher.drain(settings.grace), serving)
+            await asyncio.gather(
+                dispatcher.drain(settings.grace),
+                _stop_serving(service, server, serving, shared=place.listener is not None),
+            )
             if own_server is not None:  # to the end, so that a drain can be watched
                 own_server.should_exit = True
             await asyncio.gather(measuring, listening, *others, return_exceptions=True)
+
+
+async def _stop_serving(service: Service, server: _Server, serving: asyncio.Task[None], *, shared: bool) -> None:
+    """Take no new requests. A socket that others accept from too is left to them first, so that no request finds nobody."""
+    if shared and not serving.done():
+        service.leaving = True
+        server.refuse_connections()
+        await asyncio.sleep(LEAVE_AFTER)
+    else:
+        service.draining = True
+    server.should_exit = True
+    await serving
 
 
 def serve(settings: Settings, *, ready: Callable[[Running], None] | None = None, place: Place | None = None) -> int:

@@ -36,6 +36,8 @@ class Service:
     metrics_public: bool = False
     clock: Clock = SYSTEM_CLOCK
     entropy: Entropy = SYSTEM_ENTROPY
+    leaving: bool = field(default=False)
+    """Another process takes new connections from now on; what comes over ours is answered, and they are closed by it."""
     draining: bool = field(default=False)
     """Nothing new is accepted; set once, at the start of a drain."""
 

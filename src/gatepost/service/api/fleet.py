@@ -39,7 +39,7 @@ async def fleet(service: ServiceDep, caller: CallerDep, endpoint_id: EndpointQue
             "shortest_lease": round(min((info.lease_left for info in parts if info.owner is not None), default=0.0), 3),
         },
         "here": {
-            "draining": statistics.draining or service.draining,
+            "draining": statistics.draining or service.draining or service.leaving,
             "balanced": statistics.balanced,
             "seconds_until_fenced": round(statistics.lease_seconds_left, 3),
             "lag": round(service.dispatcher.lag_seconds(), 3),

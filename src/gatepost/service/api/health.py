@@ -40,7 +40,7 @@ async def readyz(service: ServiceDep) -> JSONResponse:
         "dispatcher": _dispatcher(service),
         "event_loop": _event_loop(service),
         **_outboxes(service),
-        "accepting": {"ok": not service.draining},
+        "accepting": {"ok": not (service.draining or service.leaving)},
     }
     ready = all(check["ok"] for check in checks.values())
     return JSONResponse({"ready": ready, "checks": checks}, 200 if ready else 503)

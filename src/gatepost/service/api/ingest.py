@@ -57,6 +57,8 @@ class Ingest:
         }
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if self._service.leaving:
+            send = _closing(send)
         route = None
         if scope["type"] == "http" and scope["method"] == "POST":
             route = self._routes.get(scope["path"])
@@ -180,6 +182,17 @@ def _answer(document: object, *, replayed: bool = False) -> Answer:
     if replayed:
         headers.append((b"idempotent-replayed", b"true"))
     return body, headers, 202
+
+
+def _closing(send: Send) -> Send:
+    """Answers that end their connection (RFC 9112 section 9.6), so that the client's next one goes to another process."""
+
+    async def closing(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
+        await send(message)
+
+    return closing
 
 
 async def _read_body(receive: Receive, limit: int) -> bytes:
