@@ -92,3 +92,22 @@ def test_an_ordered_lane_goes_on_when_its_failing_head_is_cancelled_while_nobody
             assert sim.sent_to(endpoint)[-1].body == b"2"
 
     simulate(main)
+
+
+def test_an_order_is_kept_behind_a_large_fan_out_that_another_process_began() -> None:
+    """A balancer sends one request here and the next there: the second event must not pass the first one's cursor."""
+
+    async def main(fleet: Fleet) -> None:
+        async with fleet.started("a", "b") as (a, b):
+            both = []
+            for number in range(1_200):
+                types = ("a.b", "a.c") if number % 4 == 0 else ("a.b",)
+                made = await a.gp.endpoints.create(f"https://e{number}.receivers.net/", event_types=types)
+                both += [made] if len(types) == 2 else []
+            await asyncio.sleep(2.0)
+            await a.gp.publish("a.b", b"1", ordering_key="k")
+            await b.gp.publish("a.c", b"2", ordering_key="k")
+            await asyncio.sleep(20.0)
+            assert [fleet.delivered(endpoint) for endpoint in both] == [[b"1", b"2"]] * len(both)
+
+    Fleet().run(main)

@@ -7,7 +7,7 @@ no event and starts nothing. Called by `dispatch.intake`; `run` is a loop of `di
 Theory of operation. The cursor goes through the endpoints in order of their random numbers, so an endpoint that comes or goes
 meanwhile moves nobody else's place. It moves in the transaction that adds the deliveries, so a crash repeats or leaves out
 nothing. All cursors of a tenant have one owner, which takes them in order of their events. An ordered event that comes while an
-ordered fan-out of its tenant is unfinished queues behind it with all its targets, else it would overtake.
+ordered fan-out of its tenant is unfinished, whoever began that, queues behind it with all its targets, else it would overtake.
 """
 
 from __future__ import annotations
@@ -96,6 +96,21 @@ class FanOuts:
         rest = FanOut(event_id, self._part_of(tenant), tenant, event_type, sub, due_at, after)
         self._note_order(rest)
         return Plan(self._targets(first, sub, due_at), rest, len(takers))
+
+    async def learn_order(self, tenants: Collection[str]) -> None:
+        """Ask the store for unfinished ordered fan-outs of these tenants: before an ordered event is planned, since another process,
+        or an earlier life of this one, may have begun one. Nothing is asked for a tenant too small to have any. Raises `StoreError`.
+        """
+        large = {
+            tenant
+            for tenant in tenants
+            if tenant not in self._ordered and len(self._catalogue.endpoints_of(tenant)) > PORTION
+        }
+        if large:
+            for fan_out in await self._store.fan_outs({self._part_of(tenant) for tenant in large}, CURSORS_MAX):
+                if fan_out.tenant in large and fan_out.sub >= SUB_FIFO_FIRST:
+                    # It was seen in the store: once it is not there any more, it is finished.
+                    self._ordered.setdefault(fan_out.tenant, {}).setdefault(fan_out.event_id, 0)
 
     def look(self) -> None:
         """There may be cursors to move: one was stored, or parts were won."""

@@ -128,9 +128,20 @@ class Intake:
         except LimitExceeded:
             self.statistics.refused += 1
             raise
+        if draft.ordering_key is not None:
+            await self._learn_order(draft.tenant)
         event, deliveries = self._new_event(draft)
         result = await self._enqueue(event)
         return self._receipt(draft.key, deliveries, result)
+
+    async def _learn_order(self, tenant: str) -> None:
+        try:
+            async with asyncio.timeout(self._publish_timeout):
+                await self._fan_outs.learn_order((tenant,))
+        except TimeoutError:
+            self.statistics.refused += 1
+            waited = f"the store did not answer within {self._publish_timeout:g} s; nothing was stored"
+            raise Overloaded(waited, retry_after=1.0) from None
 
     async def publish_own(self, draft: EventDraft) -> Receipt:
         """As `publish`, for an event of Gatepost's own: a tenant's limits are for what the tenant sends."""
@@ -147,6 +158,7 @@ class Intake:
 
     async def take_outbox(self, events: Sequence[OutboxEvent]) -> Sequence[tuple[OutboxEvent, EnqueueResult]]:
         """Fan out events that publishers stored. What conflicts is returned too, and must be dropped by the caller."""
+        await self._fan_outs.learn_order({event.tenant for event in events if event.ordering_key is not None})
         new_events = [self._from_outbox(event) for event in events]
         results: list[EnqueueResult] = []
         while len(results) < len(new_events):
