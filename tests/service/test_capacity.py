@@ -75,7 +75,9 @@ def test_people_get_the_answer_in_words() -> None:
     assert "8 processes, each with its own part of the queue: 57 slots each, 456 in all" in text
     text = run(*EXAMPLE, "--bad-timeout", "5", "--compare-timeout", "30").output
     assert "30 s instead of 5 s costs +532 slots" in text
-    assert "cost nothing in slots" in run(*EXAMPLE, "--bad-timeout", "5", "--compare-timeout", "30", "--cap", "6").output
+    assert (
+        "cost nothing in slots" in run(*EXAMPLE, "--bad-timeout", "5", "--compare-timeout", "30", "--cap", "6").output
+    )
     text = run(*EXAMPLE, "--bad-timeout", "30", "--cap", "6", "--slots", "350", "--backlog", "1000000").output
     assert "done after 42 min" in text
     assert "never done" in run(*EXAMPLE, "--bad-timeout", "30", "--slots", "256", "--backlog", "1").output

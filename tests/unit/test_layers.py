@@ -19,6 +19,7 @@ PLANTED = {
     "parser": ("net/__init__.py", "import httptools"),
     "testing": ("net/__init__.py", "import gatepost.testing"),
     "deadline": ("deadline/__init__.py", "import gatepost.wire.phases"),
+    "receive": ("receive/inbox.py", "import gatepost.delivery.records"),
     "deadline-users": ("store/port.py", "import gatepost.deadline"),
 }
 """Contract id: the file that breaks it, and the line that does."""
