@@ -98,6 +98,9 @@ def bodies() -> dict[str, Any]:
         "/v1/tenants": {"name": "third"},
         "/v1/tenants/{name}": {"limits": {}},
         "/v1/api-keys": {"name": "mine", "tenant": "other"},
+        "/v1/policies/set": {"limits": {"read_timeout": {"value": 1}}, "why": "mine"},
+        "/v1/policies/clear": {"why": "mine"},
+        "/v1/policies/rollback": {"why": "mine"},
     }
 
 

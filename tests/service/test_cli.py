@@ -304,6 +304,36 @@ def test_policy_commands_say_who_set_what(tmp_path: Path) -> None:
     assert str(config) in row["source"]
 
 
+def test_limits_are_changed_while_everything_runs(service: Served) -> None:
+    """Set, explained with who and why, refused with the arithmetic, taken back, and all of it in the history."""
+    (endpoint,) = ask(service, "endpoint", "create", "https://hooks.example.com/", "--no-probe", "--json")
+    (change,) = ask(
+        service, "policy", "set", "read_timeout=8", "read_timeout.ceiling=12", "--why", "slow is over", "--json"
+    )
+    (explained,) = ask(service, "policy", "explain", endpoint["id"], "--json")
+    row = next(one for one in explained["limits"] if one["limit"] == "read_timeout")
+    assert (row["value"], row["set_by"], row["why"], row["ceiling"]) == (8.0, "fleet", "slow is over", 12.0)
+    text = run("policy", "explain", endpoint["id"], "--url", service.url).stdout
+    assert "(slow is over) beats process 2.0, built_in 10.0 learned within 3 to 12" in text
+    (fleet,) = ask(service, "status", "--json")
+    name = fleet["nodes"][0]["name"]
+    (process,) = ask(service, "policy", "show", "--process", name, "--json")
+    assert (process["process"], process["version"]) == (name, change["version"])
+    assert run("policy", "show", "--process", "nobody", "--url", service.url).exit_code == 2
+    refused = run("policy", "set", "max_connections=3", "--why", "x", "--url", service.url)
+    assert refused.exit_code == 2
+    assert "belongs to each process" in refused.stderr
+    (layers,) = ask(service, "policy", "show", "--layers", "--json")
+    assert [one["limit"] for one in layers["fleet"]] == ["read_timeout"]
+    ask(service, "policy", "rollback", "--why", "too tight", "--json")
+    (explained,) = ask(service, "policy", "explain", endpoint["id"], "--json")
+    assert next(one for one in explained["limits"] if one["limit"] == "read_timeout")["set_by"] != "fleet"
+    ask(service, "policy", "set", "write_timeout=4", "--why", "x", "--json")
+    ask(service, "policy", "clear", "--why", "y", "--json")
+    history = ask(service, "policy", "history", "--json")
+    assert [one["why"] for one in history] == ["y", "x", "too tight", "slow is over"]
+
+
 def test_hostile_behaviours_are_listed_and_run() -> None:
     """`gatepost hostile` is for users who test clients of their own."""
     (behaviours,) = lines_of(run("hostile", "list", "--json"))

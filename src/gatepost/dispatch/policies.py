@@ -340,8 +340,8 @@ class Policies:
     async def _change(
         self, action: str, by: str, why: str, change: Callable[[PolicyBook], PolicyBook], *, force: bool = False
     ) -> int:
-        if not why.strip():
-            raise ConfigurationError("why: say why; whoever reads it in a year was not there")
+        if not why.strip() or "\x00" in why + by + action:
+            raise ConfigurationError("why: say why, in words; whoever reads it in a year was not there")
         for _ in range(CHANGE_TRIES):
             newest = await self._store.policy()
             book = change(PolicyBook() if newest is None else PolicyBook.from_text(newest.document))

@@ -18,7 +18,6 @@ from typing import Any, Final, TypeVar
 import uvicorn
 
 from gatepost.clock import SYSTEM_CLOCK, Clock
-from gatepost.delivery.policy import ClientPolicy
 from gatepost.delivery.records import Secret
 from gatepost.dispatch.dispatcher import Dispatcher, DispatcherSettings
 from gatepost.errors import ConfigurationError, GatepostError
@@ -133,7 +132,6 @@ async def open_service(
                 outboxes=settings.outboxes,
             )
         )
-        metrics.limits = _limits(dispatcher.client.policy)
         keys = KeyRing(dispatcher.store, clock, open_on_loopback=not place.public or is_loopback(settings.listen.host))
         await _configure_admin_key(dispatcher.store, settings.admin_key, clock)
         await keys.refresh()
@@ -360,10 +358,6 @@ async def _configure_admin_key(registry: Registry, key: Secret | None, clock: Cl
         if known.name == CONFIGURED_KEY:
             await registry.delete_api_key(known.id)
     await registry.put_api_key(wanted)
-
-
-def _limits(policy: ClientPolicy) -> dict[str, float]:
-    return {row.name: float(row.value) for row in policy.explain_rows()}
 
 
 def _dispatcher_settings(settings: Settings, place: Place, address: str) -> DispatcherSettings:

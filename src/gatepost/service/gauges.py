@@ -83,7 +83,12 @@ def watch_dispatcher(metrics: Metrics, dispatcher: Dispatcher, clock: Clock) -> 
                 seen[host] = count
                 metrics.count_shed(host, more)
 
+    def read_policy() -> None:
+        metrics.limits = {row.name: float(row.value) for row in dispatcher.policies.of_process().values}
+
     metrics.before_reading.append(count_sheds)
+    metrics.before_reading.append(read_policy)
+    metrics.watch("gatepost_policy_version", lambda: dispatcher.policies.version)
     metrics.watch("pool_connections_in_use", lambda: snapshot.client.connections_in_use)
     metrics.watch("pool_connections_idle", lambda: snapshot.client.connections_idle)
     metrics.watch("gatepost_dispatch_clients_open", open_client_count)

@@ -28,6 +28,7 @@ GAUGES: Final[Mapping[str, str]] = {
     "gatepost_names_pending": "Names being looked up.",
     "gatepost_pool_waiting": "Attempts waiting for a connection.",
     "gatepost_attempts_in_flight": "Attempts that have started and not ended.",
+    "gatepost_policy_version": "Stored version of the policy that this process goes by; 0: nobody has changed it yet.",
     "gatepost_slots": "Attempts that may be in flight at once.",
     "gatepost_oldest_attempt_seconds": "How long the oldest attempt in flight has lasted.",
     "gatepost_parts_held": "Parts of the queue that this process holds.",
@@ -201,7 +202,7 @@ class MetricsCollector(Collector):
             value = read()
             if value is not None:
                 yield GaugeMetricFamily(name, GAUGES[name], value)
-        limits = GaugeMetricFamily("gatepost_policy_limit", "The effective policy.", labels=("limit",))
+        limits = GaugeMetricFamily("gatepost_policy_limit", "The policy in force in this process.", labels=("limit",))
         for name, limit in metrics.limits.items():
             limits.add_metric((name,), float(limit))
         yield limits

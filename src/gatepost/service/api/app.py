@@ -18,7 +18,17 @@ from starlette.responses import Response
 from gatepost.deadline import DeadlinePolicy
 from gatepost.deadline.asgi import DeadlineMiddleware
 from gatepost.errors import GatepostError
-from gatepost.service.api import dead_letters, deliveries, endpoints, fleet, health, ingest, tenants
+from gatepost.service.api import (
+    dead_letters,
+    deliveries,
+    endpoints,
+    fleet,
+    health,
+    ingest,
+    policies,
+    policy_pages,
+    tenants,
+)
 from gatepost.service.api.context import Service
 from gatepost.service.api.problems import CODES, MEDIA_TYPE, Problem, problem_of
 
@@ -33,6 +43,9 @@ _DESCRIPTION = (
 INGEST_DEADLINES: Final = DeadlinePolicy(default=60.0)
 """Of publishing, the only calls that a caller's deadline may cut: they are stored whole or not at all. A caller who says
 nothing has time to upload a batch over a slow line; the store answers within `publish_timeout` in any case."""
+
+
+ROUTED: Final = (endpoints, deliveries, dead_letters, tenants, policies, policy_pages, fleet, health)
 
 
 def create_api(service: Service) -> ingest.App:
@@ -58,7 +71,7 @@ def create_api(service: Service) -> ingest.App:
 
 def create_pages(service: Service) -> FastAPI:
     """What one process of several says about itself on its own port: health, metrics and the fleet's status."""
-    return _serving(_framework((fleet, health)), service)
+    return _serving(_framework((fleet, policy_pages, health)), service)
 
 
 def _serving(app: FastAPI, service: Service) -> FastAPI:
@@ -76,7 +89,7 @@ def openapi_document() -> dict[str, Any]:
     return _document(_framework())
 
 
-def _framework(modules: Sequence[Any] = (endpoints, deliveries, dead_letters, tenants, fleet, health)) -> FastAPI:
+def _framework(modules: Sequence[Any] = ROUTED) -> FastAPI:
     app = FastAPI(title=_TITLE, docs_url=None, redoc_url=None, openapi_url="/openapi.json")
     for module in modules:
         app.include_router(module.router)

@@ -45,6 +45,9 @@ class EndpointFields(Body):
         None, description="Seconds of nothing but failed attempts after which it is disabled; 0: never."
     )
     limits: dict[str, float] | None = Field(None, description="Limits of an attempt, such as read_timeout, in seconds.")
+    tier: Literal["same_dc", "cross_region", "datastore", "third_party"] | None = Field(
+        None, description="A profile of limits; none: those of the fleet apply."
+    )
     deduplicates: bool | None = Field(None, description="The receiver drops repeated webhook-ids.")
     send_deadline: bool | None = Field(
         None, description="Send Request-Timeout with each attempt: the seconds for which its answer is waited for."
@@ -145,3 +148,43 @@ class DeadPurge(DeadSelection):
     """Dead letters to delete."""
 
     limit: PortionSize | None = Field(None, description="At most so many in this call.")
+
+
+Why = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00]*$", description="Kept in the history.")]
+Layer = Literal["fleet", "cohort", "canary"]
+
+
+class PolicyValue(Body):
+    """What a layer says of one limit."""
+
+    value: bool | int | float | None = None
+    floor: Seconds | None = Field(None, description="Learning does not go below it; read_timeout only.")
+    ceiling: Seconds | None = Field(None, description="Learning does not go above it; read_timeout only.")
+
+
+class PolicySet(Body):
+    """Limits to set in one layer."""
+
+    layer: Layer = "fleet"
+    limits: dict[str, PolicyValue]
+    why: Why
+    share: Annotated[float, Field(gt=0, lt=1)] | None = Field(None, description="Of the endpoints, for a cohort.")
+    process: Text | None = Field(None, description="Name of the process, for a canary.")
+    force: bool = Field(False, description="Store what makes budgets too long for ordered lanes or windows.")
+
+
+class PolicyClear(Body):
+    """Limits to take out of one layer."""
+
+    layer: Layer = "fleet"
+    limits: list[Text] | None = Field(None, description="Absent: all of them.")
+    why: Why
+    force: bool = False
+
+
+class PolicyRollback(Body):
+    """What to take back."""
+
+    version: Annotated[int, Field(ge=0)] | None = Field(None, description="Absent: the version before the newest.")
+    endpoint_id: Text | None = Field(None, description="Take back for this endpoint only what the rollout changed.")
+    why: Why

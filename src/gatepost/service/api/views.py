@@ -54,6 +54,7 @@ def endpoint_view(endpoint: Endpoint, *, reveal: bool = False) -> dict[str, Any]
         "rate": endpoint.rate,
         "disable_after": endpoint.disable_after,
         "limits": dict(endpoint.limits),
+        "tier": endpoint.tier,
         "deduplicates": endpoint.deduplicates,
         "send_deadline": endpoint.send_deadline,
         "ca_pem": endpoint.ca_pem,

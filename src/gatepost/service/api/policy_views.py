@@ -1,0 +1,136 @@
+"""The policy as JSON: layers, versions, and each limit in force with who set it, when, why and what it beat."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gatepost.admission.endpoint_limits import EndpointStatistics
+from gatepost.admission.policy_book import PolicyBook
+from gatepost.admission.rollout import Rollout
+from gatepost.delivery.policy_layers import GRADUAL, EffectivePolicy, LayerValue, Values
+from gatepost.dispatch.policies import Explained, PolicyChange
+from gatepost.service.api.views import time_text
+from gatepost.store.port import PolicyVersion
+
+
+def effective_view(effective: EffectivePolicy) -> list[dict[str, Any]]:
+    """Each limit in force."""
+    return [
+        {
+            "limit": row.name,
+            "value": row.value,
+            "set_by": row.layer,
+            "who": row.by or None,
+            "at": time_text(row.at or None),
+            "why": row.why or None,
+            "beat": [{"set_by": one.layer, "value": one.value} for one in row.beat],
+            "floor": row.floor,
+            "ceiling": row.ceiling,
+        }
+        for row in effective.values
+    ]
+
+
+def explained_view(explained: Explained) -> dict[str, Any]:
+    """The limits of one endpoint."""
+    return {
+        "endpoint_id": explained.endpoint_id,
+        "process": explained.process,
+        "version": explained.version,
+        "place": round(explained.place, 6),
+        "limits": effective_view(explained.effective),
+        "learned": None if explained.learned is None else learned_view(explained.learned),
+    }
+
+
+def learned_view(known: EndpointStatistics) -> dict[str, Any]:
+    """What is known about an endpoint by its owner."""
+    learned = known.learned
+    return {
+        "read_timeout": learned.read_timeout,
+        "in_force": learned.in_force,
+        "p50": learned.p50,
+        "p99": learned.p99,
+        "samples": learned.samples,
+        "state": learned.state.value,
+        "learned_at": time_text(learned.learned_at),
+        "mode": learned.mode.value,
+        "text": learned.text,
+        "breaker": known.state.name.lower(),
+        "cap": known.cap,
+        "in_flight": known.in_flight,
+    }
+
+
+def book_view(version: int, book: PolicyBook) -> dict[str, Any]:
+    """The layers that people change."""
+    return {
+        "version": version,
+        "fleet": values_view(book.fleet),
+        "cohort": {"share": book.cohort_share, "limits": values_view(book.cohort)} if book.cohort else None,
+        "canary": {"process": book.canary_process, "limits": values_view(book.canary)} if book.canary else None,
+        "shadow": values_view(book.shadow),
+        "rollout": None if book.rollout is None else rollout_view(book.rollout),
+    }
+
+
+def values_view(values: Values) -> list[dict[str, Any]]:
+    """What a layer says, limit by limit."""
+    return [_value_view(name, value) for name, value in values.items()]
+
+
+def rollout_view(rollout: Rollout) -> dict[str, Any]:
+    """A rollout."""
+    plan = rollout.plan
+    return {
+        "number": rollout.number,
+        "stage": rollout.stage.value,
+        "limits": {name: value.value for name, value in rollout.values.items()},
+        "share": rollout.share,
+        "canary": rollout.canary,
+        "skipped": rollout.skipped or None,
+        "started_at": time_text(rollout.started_at),
+        "stage_at": time_text(rollout.stage_at),
+        "held_until": time_text(plan.held_until(rollout.stage, rollout.stage_at)) if rollout.running else None,
+        "who": rollout.by,
+        "why": rollout.why,
+        "told": rollout.told or None,
+        "plan": {
+            "shadow_hold": plan.shadow_hold,
+            "canary_hold": plan.canary_hold,
+            "cohort_hold": plan.cohort_hold,
+            "shares": list(plan.shares),
+            "night": None if plan.night is None else list(plan.night),
+            "utc_offset": plan.utc_offset,
+            "tolerance": plan.tolerance,
+        },
+    }
+
+
+def version_view(version: PolicyVersion) -> dict[str, Any]:
+    """One line of the history."""
+    return {
+        "version": version.version,
+        "at": time_text(version.at),
+        "who": version.actor,
+        "action": version.action,
+        "why": version.why,
+    }
+
+
+def change_view(change: PolicyChange) -> dict[str, Any]:
+    """A change that was made."""
+    return {"version": change.version, "said": list(change.said)}
+
+
+def _value_view(name: str, value: LayerValue) -> dict[str, Any]:
+    return {
+        "limit": name,
+        "value": value.value,
+        "floor": value.floor,
+        "ceiling": value.ceiling,
+        "who": value.by,
+        "at": time_text(value.at),
+        "why": value.why,
+        "gradual": GRADUAL.get(name),
+    }
