@@ -1,4 +1,4 @@
-"""Receive webhooks with FastAPI: check the signature over the raw body, drop repetitions, answer at once.
+"""Receive webhooks with FastAPI: check the signature over the raw body, handle each id once, answer at once.
 
     pip install gatepost fastapi uvicorn
     WEBHOOK_SECRETS="whsec_…" uvicorn receiver_fastapi:app --port 9000
@@ -9,27 +9,23 @@ Two secrets, separated by a space, let the sender rotate: the old one stays vali
 from __future__ import annotations
 
 import os
+from typing import Annotated
 
-from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi import Depends, FastAPI
 
-from gatepost import SignatureError, verify
+from gatepost.receive import Message, SqliteSeenIds
+from gatepost.receive.fastapi import webhook
 
-SECRETS = os.environ["WEBHOOK_SECRETS"].split()
+seen = SqliteSeenIds(os.environ.get("WEBHOOK_SEEN", "webhooks-seen.db"))
+"""Ids already handled, shared by the processes of this machine. Better still: a unique column, written in your transaction."""
+received = webhook(os.environ["WEBHOOK_SECRETS"].split(), seen=seen)
 
 app = FastAPI()
-done: set[str] = set()
-"""Ids already handled. In earnest: a unique column, written in the transaction that does the work."""
 
 
-@app.post("/webhooks")
-async def receive(request: Request) -> Response:
-    """2xx means "mine now"; anything else is sent again later, with the same `webhook-id`."""
-    body = await request.body()  # the bytes as sent: what is signed is not the JSON but these
-    try:
-        message = verify(body, request.headers, SECRETS)
-    except SignatureError as error:
-        raise HTTPException(401, error.code) from None
-    if message.id not in done:
-        done.add(message.id)
-        # Hand the work to a queue or a background task here: a sender stops waiting after some seconds.
-    return Response(status_code=204)
+@app.post("/webhooks", status_code=204)
+async def receive(message: Annotated[Message, Depends(received)]) -> None:
+    """Runs once for each id. An exception makes the sender come again; 2xx means "mine now"."""
+    print(
+        "handling", message.id, len(message.body), "bytes"
+    )  # hand it to a queue: a sender stops waiting after some seconds

@@ -1,4 +1,4 @@
-"""Receive webhooks with Flask: check the signature over the raw body, drop repetitions, answer at once.
+"""Receive webhooks with Flask, or any other framework: raw body and headers in, what to answer out.
 
     pip install gatepost flask
     WEBHOOK_SECRETS="whsec_…" flask --app receiver_flask run --port 9000
@@ -10,26 +10,23 @@ from __future__ import annotations
 
 import os
 
-from flask import Flask, Response, abort, request
+from flask import Flask, Response, request
 
-from gatepost import SignatureError, verify
+from gatepost.receive import Inbox, SqliteSeenIds
 
-SECRETS = os.environ["WEBHOOK_SECRETS"].split()
+seen = SqliteSeenIds(os.environ.get("WEBHOOK_SEEN", "webhooks-seen.db"))
+"""Ids already handled, shared by the processes of this machine. Better still: a unique column, written in your transaction."""
+inbox = Inbox(os.environ["WEBHOOK_SECRETS"].split(), seen=seen)
 
 app = Flask(__name__)
-done: set[str] = set()
-"""Ids already handled. In earnest: a unique column, written in the transaction that does the work."""
+app.config["MAX_CONTENT_LENGTH"] = inbox.max_body
 
 
 @app.post("/webhooks")
 def receive() -> Response:
-    """2xx means "mine now"; anything else is sent again later, with the same `webhook-id`."""
-    body = request.get_data()  # the bytes as sent: what is signed is not the JSON but these
-    try:
-        message = verify(body, request.headers, SECRETS)
-    except SignatureError as error:
-        abort(Response(error.code, status=401))
-    if message.id not in done:
-        done.add(message.id)
-        # Hand the work to a queue here: a sender stops waiting after some seconds.
-    return Response(status=204)
+    """The block runs its work once for each id. An exception makes the sender come again; 2xx means "mine now"."""
+    with inbox.receive(request.get_data(), request.headers) as received:
+        if received.message is not None:
+            print("handling", received.message.id)  # hand it to a queue: a sender stops waiting after some seconds
+    text = "" if received.status == 204 else received.code
+    return Response(text, status=received.status, headers=received.headers)

@@ -26,18 +26,19 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 OLD, NEW, STRANGER = (new_secret(bytes([value]) * 32) for value in (1, 2, 3))
 BODY = b'{"type": "order.paid",  "data": {"number": 1001}}'  # two spaces: a re-serialised body would not verify
 SERVERS = {
+    "receiver_django": ["receiver_django.py", "runserver", "--noreload", "0"],
     "receiver_fastapi": ["-m", "uvicorn", "receiver_fastapi:app", "--port", "0"],
     "receiver_flask": ["-m", "flask", "--app", "receiver_flask", "run", "--port", "0"],
 }
 
 
 @contextmanager
-def running(name: str) -> Iterator[int]:
-    """The example as a process of its own, on a port that it chose; yields the port."""
+def running(name: str, directory: Path) -> Iterator[int]:
+    """The example as a process of its own, on a port that it chose, with its files in `directory`; yields the port."""
     process = subprocess.Popen(
         [sys.executable, "-u", *SERVERS[name]],
         cwd=EXAMPLES,
-        env={**os.environ, "WEBHOOK_SECRETS": f"{NEW} {OLD}"},
+        env={**os.environ, "WEBHOOK_SECRETS": f"{NEW} {OLD}", "WEBHOOK_SEEN": str(directory / "seen.db")},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -69,12 +70,13 @@ def post(port: int, headers: dict[str, str]) -> tuple[int, bytes]:
 
 
 @pytest.mark.parametrize("name", sorted(SERVERS))
-async def test_a_receiver_takes_good_signatures_and_says_what_is_wrong_with_others(name: str) -> None:
+async def test_a_receiver_takes_good_signatures_and_says_what_is_wrong_with_others(name: str, tmp_path: Path) -> None:
     """People copy these programs: they must check the raw body, allow rotation, and refuse the rest with a reason."""
     now = SYSTEM_CLOCK.wall_us() // 1_000_000
-    with running(name) as port:
+    with running(name, tmp_path) as port:
         for secret in (NEW, OLD):
             assert post(port, sign("evt_1", now, BODY, [secret])) == (204, b"")
+        # The id came twice, under either secret: its work was done once, and the sender is told all is well.
         assert post(port, {})[0] == 401
         status, text = post(port, sign("evt_2", now, BODY, [STRANGER]))
         assert (status, b"no_match" in text) == (401, True)
