@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
 import asyncpg
@@ -22,6 +23,7 @@ from gatepost.deadline.db.asyncpg import acquire, create_pool
 from gatepost.deadline.db.psycopg import AsyncDeadlineConnection, DeadlineConnection
 from gatepost.deadline.db.sqlalchemy import AsyncDeadlineQueuePool, DeadlineQueuePool, install
 from gatepost.deadline.tiers import DATASTORE
+from gatepost.deadline.value import Deadline, Limit
 from gatepost.errors import ConfigurationError
 from gatepost.testing.postgres import empty_database, shared_server
 from tests.deadline.kit import LATE, takes
@@ -280,6 +282,62 @@ def test_psycopg_cancels_when_the_server_does_not_keep_its_limit(url: str) -> No
         # It swallows the server's own limit once; our cancel request is then swallowed too, and the connection given up.
         with deadline(0.3), takes(0.25, 0.3 + 2.0 + LATE), pytest.raises(DeadlineExceeded):
             connection.execute("SELECT stubborn()")
+
+
+class Jumping:
+    """A clock that jumps over every deadline after `quiet` looks: a process that was stopped there for a while."""
+
+    def __init__(self, quiet: int) -> None:
+        self._looks = quiet
+
+    def monotonic_ns(self) -> int:
+        self._looks -= 1
+        return 10**9 if self._looks >= 0 else 10**11
+
+    def monotonic(self) -> float:
+        return self.monotonic_ns() / 1e9
+
+    def wall_us(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("quiet", range(1, 9))
+def test_a_pause_at_any_moment_leaves_no_limit_in_a_psycopg_session(url: str, quiet: int) -> None:
+    """A limit that was set while nobody saw the answer would cut whoever gets the connection from the pool next."""
+    limit = Deadline(15 * 10**8, (Limit("short", 0.5, 15 * 10**8),), Jumping(quiet))
+    with DeadlineConnection.connect(url, autocommit=True) as connection:
+        with deadline(limit), contextlib.suppress(DeadlineExceeded):
+            connection.execute("SELECT 1")
+        if not connection.closed:
+            connection.restore_limits()
+            assert psycopg.Cursor(connection).execute(LIMITS).fetchone() == ("0", "0")
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 13, 40])
+async def test_a_cancellation_at_any_moment_leaves_no_limit_in_a_session(url: str, turns: int) -> None:
+    """The same for tasks that are cancelled from outside."""
+
+    async def ended(work: Coroutine[Any, Any, Any]) -> None:
+        with deadline(5.0):
+            task = asyncio.get_running_loop().create_task(work)
+        for _ in range(turns):
+            await asyncio.sleep(0.0001 if turns == 40 else 0)
+        task.cancel()
+        await asyncio.wait({task})
+
+    async with await AsyncDeadlineConnection.connect(url, autocommit=True) as first:
+        await ended(first.execute("SELECT 1"))
+        if not first.closed:
+            await first.restore_limits()
+            assert await (await psycopg.AsyncCursor(first).execute(LIMITS)).fetchone() == ("0", "0")
+    second: Any = await asyncpg.connect(url, connection_class=AsyncpgConnection)
+    await ended(second.execute("SELECT 1"))
+    if second.is_closed():
+        with pytest.raises(asyncpg.InterfaceError, match="closed"):
+            await second.fetchrow(LIMITS)
+    else:
+        assert tuple(await second.fetchrow(LIMITS)) == ("0", "0")
+        await second.close()
 
 
 async def test_36_psycopg_async_ends_with_the_deadline(url: str) -> None:

@@ -25,16 +25,18 @@ from gatepost.deadline.db.budget import (
     RESTORE_NUMBERED,
     SET_NUMBERED,
     Budget,
+    Restore,
     Set,
     ends_settings,
     exceeded,
     finishes,
+    of_session,
 )
 from gatepost.deadline.tiers import DATASTORE, Tier
 from gatepost.errors import ConfigurationError
 
 
-class DeadlineConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg has no types  # type: ignore[misc]  # asyncpg has no types
+class DeadlineConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg has no types
     """A connection whose calls end with the ambient deadline; raises `DeadlineExceeded`. A shorter `timeout=` still holds."""
 
     __slots__ = ("_budget", "_cleaning")
@@ -102,17 +104,14 @@ class DeadlineConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg h
                 return await run()
             finally:
                 self._budget.forget()
+        self._check_open()  # asyncpg asks after the transaction of a closed connection in vain
         deadline = current()
         budget = self._budget
         plan = budget.plan(deadline, transaction=self.is_in_transaction())
         try:
             async with asyncio.timeout(None if deadline is None else max(0.0, deadline.remaining())):
-                if isinstance(plan, Set):
-                    row = await super().fetchrow(SET_NUMBERED, *plan.values)
-                    assert row is not None
-                    budget.set_done(row[0], row[1])
-                elif plan is not None:
-                    await super().fetchrow(RESTORE_NUMBERED, plan.statement, plan.lock, plan.local)
+                if plan is not None:
+                    await self._tell(plan)
                 return await run()
         except TimeoutError as error:
             if deadline is not None and deadline.remaining() < CALL_MIN:
@@ -126,8 +125,21 @@ class DeadlineConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg h
             if ends_settings(query):
                 budget.forget()
 
+    async def _tell(self, plan: Set | Restore) -> None:
+        try:
+            if isinstance(plan, Set):
+                row = await super().fetchrow(SET_NUMBERED, *plan.values)
+                assert row is not None
+                self._budget.set_done(row[0], row[1])
+            else:
+                await super().fetchrow(RESTORE_NUMBERED, plan.statement, plan.lock, plan.local)
+        except BaseException:
+            if of_session(plan):
+                self.terminate()
+            raise
 
-class _Forgetting(Transaction):  # type: ignore[misc]  # as above  # type: ignore[misc]  # as above
+
+class _Forgetting(Transaction):  # type: ignore[misc]  # as above
     """A transaction or savepoint that takes the limits set in it along when it ends."""
 
     async def __aexit__(self, *error: object) -> None:

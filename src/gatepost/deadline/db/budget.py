@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, assert_never
 
 from gatepost.deadline.metrics import COUNTERS, Metric
 from gatepost.deadline.value import Deadline, DeadlineExceeded
@@ -71,6 +71,20 @@ class Restore:
 
 
 Plan = Set | Restore | None
+
+
+def of_session(plan: Set | Restore) -> bool:
+    """Whether it changes the session. Cut off before its answer came, nobody knows what the session's limits are, and they
+    outlive all who know of them: the connection must be given up. Those of a transaction end with it."""
+    match plan:
+        case Set():
+            return not plan.values[-1]
+        case Restore():
+            return not plan.local
+        case _:
+            assert_never(plan)
+
+
 Limits = tuple[str, str]
 """`statement_timeout` and `lock_timeout` as PostgreSQL writes them."""
 

@@ -27,9 +27,11 @@ from gatepost.deadline.db.budget import (
     SET_FORMATTED,
     Budget,
     Plan,
+    Restore,
     Set,
     ends_settings,
     exceeded,
+    of_session,
 )
 from gatepost.deadline.value import Deadline
 
@@ -114,7 +116,19 @@ class DeadlineConnection(_Limits, psycopg.Connection[TupleRow]):
         """Undo what was set for the session in autocommit: the `reset` function of a pool."""
         plan = self.budget.undo()
         if plan is not None:
-            psycopg.Cursor(self).execute(*_statement(plan))
+            self.tell(plan)
+
+    def tell(self, plan: Set | Restore) -> None:
+        """Send `plan`; a connection whose limits are not known after it is closed."""
+        try:
+            # A plain cursor, so that this is not told about itself.
+            row: Any = psycopg.Cursor(self).execute(*_statement(plan)).fetchone()
+        except BaseException:
+            if of_session(plan):
+                self.close()
+            raise
+        if isinstance(plan, Set):
+            self.budget.set_done(row[0], row[1])
 
 
 class DeadlineCursor(psycopg.Cursor[Any]):
@@ -149,10 +163,7 @@ class DeadlineCursor(psycopg.Cursor[Any]):
         connection.in_force = deadline
         try:
             if plan is not None:
-                # A plain cursor, so that this is not told about itself.
-                row: Any = psycopg.Cursor(connection).execute(*_statement(plan)).fetchone()
-                if isinstance(plan, Set):
-                    connection.budget.set_done(row[0], row[1])
+                connection.tell(plan)
             yield
         except psycopg.errors.QueryCanceled as error:
             if deadline is not None and connection.budget.is_late(deadline):
@@ -209,7 +220,19 @@ class AsyncDeadlineConnection(_Limits, psycopg.AsyncConnection[TupleRow]):
         """Undo what was set for the session in autocommit: the `reset` function of a pool."""
         plan = self.budget.undo()
         if plan is not None:
-            await psycopg.AsyncCursor(self).execute(*_statement(plan))
+            await self.tell(plan)
+
+    async def tell(self, plan: Set | Restore) -> None:
+        """Send `plan`; a connection whose limits are not known after it is closed."""
+        try:
+            cursor = await psycopg.AsyncCursor(self).execute(*_statement(plan))
+            row: Any = await cursor.fetchone()
+        except BaseException:
+            if of_session(plan):
+                await self.close()
+            raise
+        if isinstance(plan, Set):
+            self.budget.set_done(row[0], row[1])
 
 
 class AsyncDeadlineCursor(psycopg.AsyncCursor[Any]):
@@ -245,10 +268,7 @@ class AsyncDeadlineCursor(psycopg.AsyncCursor[Any]):
         connection.in_force = deadline
         try:
             if plan is not None:
-                cursor = await psycopg.AsyncCursor(connection).execute(*_statement(plan))
-                row: Any = await cursor.fetchone()
-                if isinstance(plan, Set):
-                    connection.budget.set_done(row[0], row[1])
+                await connection.tell(plan)
             yield
         except psycopg.errors.QueryCanceled as error:
             if deadline is not None and connection.budget.is_late(deadline):
@@ -274,8 +294,7 @@ def _until(gen: Generator[Any, Any, T], limit: Deadline, *, begun: bool = False)
         return result
 
 
-def _statement(plan: Plan) -> tuple[Any, tuple[Any, ...]]:
-    assert plan is not None
+def _statement(plan: Set | Restore) -> tuple[Any, tuple[Any, ...]]:
     if isinstance(plan, Set):
         return SET_FORMATTED, plan.values
     return RESTORE_FORMATTED, (plan.statement, plan.local, plan.lock, plan.local)
