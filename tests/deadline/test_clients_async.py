@@ -112,6 +112,40 @@ async def test_good_answers_arrive_and_only_internal_services_are_told(name: str
             assert b"request-timeout" not in server.requests[-1].head.lower()
 
 
+async def test_a_redirect_out_of_the_house_takes_no_budget_along() -> None:
+    """aiohttp sends the first request's headers to wherever it is redirected; inside the house the rest is told anew."""
+    async with HostileServer("ok") as other:
+        away = other.url.replace("127.0.0.1", "localhost").encode()
+        for target, tells in ((away, False), (other.url.encode(), True)):
+            moved = b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: " + target + b"\r\n\r\n"
+            async with HostileServer(answering(moved)) as first, aiohttp.ClientSession() as session:
+                with deadline(5.0):
+                    async with gp_aiohttp.DeadlineClient(session, PATIENT).get(first.url) as response:
+                        assert response.status == 200
+                assert b"request-timeout" in first.requests[-1].head.lower()
+                assert (b"request-timeout" in other.requests[-1].head.lower()) is tells
+
+
+async def test_middlewares_of_the_session_and_of_the_call_still_run() -> None:
+    """Ours comes last, so that it sees what they made of the request."""
+    seen: list[str] = []
+
+    async def of_session(request: aiohttp.ClientRequest, handler: Any) -> aiohttp.ClientResponse:
+        seen.append("session")
+        response: aiohttp.ClientResponse = await handler(request)
+        return response
+
+    async def of_call(request: aiohttp.ClientRequest, handler: Any) -> aiohttp.ClientResponse:
+        seen.append("call")
+        response: aiohttp.ClientResponse = await handler(request)
+        return response
+
+    async with HostileServer("ok") as server, aiohttp.ClientSession(middlewares=(of_session,)) as session:
+        client = gp_aiohttp.DeadlineClient(session, PATIENT)
+        async with client.get(server.url), client.get(server.url, middlewares=(of_call,)):
+            assert seen == ["session", "call"]
+
+
 @every_client
 async def test_44_a_refusal_is_a_timeout_and_says_whether_to_retry(name: str) -> None:
     """As for the blocking clients."""

@@ -304,6 +304,9 @@ def test_a_redirect_out_of_the_house_takes_no_budget_along() -> None:
                 assert manager.request("GET", first.url).status == 200
             assert header_of(first) is not None
             assert header_of(other) is None
+            assert gp_urllib.urlopen(first.url, tier=PATIENT).status == 200
+            assert header_of(first) is not None
+            assert header_of(other) is None
 
 
 def test_retry_after_does_not_outlast_the_deadline() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import celery
 import pytest
-from celery import states
+from celery import signals, states
 from celery.contrib.testing.worker import start_worker
 from celery.exceptions import TaskRevokedError
 
@@ -195,6 +196,48 @@ def test_a_task_sent_with_no_time_left_is_revoked() -> None:
     with pytest.raises(TaskRevokedError):
         result.get(timeout=10)
     assert ran == []
+
+
+@pytest.mark.usefixtures("worker")
+def test_an_expiry_of_the_callers_own_stays_when_it_is_earlier() -> None:
+    """A deadline only tightens: a task that must begin within 0.3 s is not begun later because 20 s are left."""
+    ran.clear()
+    ahead = busy.delay(0.8)
+    with deadline(20.0):
+        result = left.apply_async(("stale",), expires=0.3)
+        later = left.apply_async(("fresh",), expires=3_600)
+    ahead.get(timeout=10)
+    with pytest.raises(TaskRevokedError):
+        result.get(timeout=10)
+    assert later.get(timeout=10) <= 20.0
+    assert ran == ["fresh"]
+
+
+def test_a_task_delivered_twice_leaves_no_deadline_in_either_thread() -> None:
+    """Brokers deliver again what takes long; a scope left behind would fail whatever runs in that thread next."""
+    both = threading.Barrier(2, timeout=10)
+    afterwards: list[Any] = []
+
+    def run() -> None:
+        left.push_request(**{KEY: {"rt": 20.0, "at": time.time()}})
+        try:
+            signals.task_prerun.send(sender=left, task_id="twice", task=left, args=(), kwargs={})
+            assert current() is not None
+            both.wait()
+            signals.task_postrun.send(
+                sender=left, task_id="twice", task=left, args=(), kwargs={}, retval=None, state="SUCCESS"
+            )
+            both.wait()
+            afterwards.append(current())
+        finally:
+            left.pop_request()
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert afterwards == [None, None]
 
 
 def test_time_limits_are_what_is_left() -> None:

@@ -7,6 +7,8 @@ for say so: `apply_async(headers=DETACHED)`, or `deadline_inherit = False` on th
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -27,6 +29,8 @@ _SILENT: Final = Counters()
 """For looking at a message again: it was counted when it was received."""
 DETACHED: Final[dict[str, None]] = {KEY: None}
 """`apply_async(headers=DETACHED)`: fire and forget, however late."""
+_EXPIRES_SLACK: Final = timedelta(milliseconds=1)
+"""By which a time that went through a message may be off."""
 HARD_AFTER_SOFT: Final = 1.0
 """Seconds between a worker's soft limit, which lets the task clean up, and the one that kills its process."""
 
@@ -55,7 +59,8 @@ def install(app: Celery, *, time_limits: bool = False) -> None:
     `time_limits=True` also sets the worker's own soft and hard time limit to what is left (prefork pools only, where they
     work). A task sent when no time is left goes out as expired: its worker revokes it, and its result says so.
     """
-    scopes: dict[str, AbstractContextManager[Any]] = {}
+    # By thread too: a broker that delivers a task twice may have it run in two threads of one worker.
+    scopes: dict[tuple[str, int], AbstractContextManager[Any]] = {}
 
     def mine(name: str) -> bool:
         # Signals are of the process, not of the app.
@@ -75,7 +80,7 @@ def install(app: Celery, *, time_limits: bool = False) -> None:
         # Relative for the broker's time to live; the worker compares an absolute time with its clock, so keep NTP.
         properties.setdefault("expiration", left)
         if headers.get("expires") is None:
-            headers["expires"] = (_now() + timedelta(seconds=left)).isoformat()
+            headers["expires"] = _expires(headers[KEY]).isoformat()
         if time_limits and headers.get("timelimit") in (None, [None, None], (None, None)):
             headers["timelimit"] = [left + HARD_AFTER_SOFT, left]
 
@@ -84,7 +89,12 @@ def install(app: Celery, *, time_limits: bool = False) -> None:
         if mine(request.type):
             found = receive(request.request_dict).deadline
             if found is not None:
-                request.expires = _now() + timedelta(seconds=found.remaining())
+                by_deadline = _now() + timedelta(seconds=found.remaining())
+                own = request.expires
+                if own is None or abs(own - _expires(request.request_dict[KEY])) < _EXPIRES_SLACK:
+                    request.expires = by_deadline  # what is there was put there by `carry`
+                else:
+                    request.expires = min(own, by_deadline)
 
     def enter(task_id: str, task: Any, **_rest: Any) -> None:
         if not mine(task.name):
@@ -95,10 +105,10 @@ def install(app: Celery, *, time_limits: bool = False) -> None:
         # Entered even when it has passed: the body's first check or call then says so.
         scope = deadline(received.deadline, name=task.name)
         scope.__enter__()
-        scopes[task_id] = scope
+        scopes[task_id, threading.get_ident()] = scope
 
     def leave(task_id: str, **_rest: Any) -> None:
-        scope = scopes.pop(task_id, None)
+        scope = scopes.pop((task_id, threading.get_ident()), None)
         if scope is not None:
             scope.__exit__(None, None, None)
 
@@ -115,6 +125,11 @@ def _received(request: Any) -> Received:
     # Headers of ours become attributes of the task's context, or stay in `headers`, by Celery's release.
     found = getattr(request, KEY, None) or (request.headers or {}).get(KEY) or request.get(KEY)
     return receive({KEY: found}, counters=_SILENT)
+
+
+def _expires(message: Mapping[str, float]) -> datetime:
+    """When a message's deadline ends by its sender's clock."""
+    return datetime.fromtimestamp(message["at"], UTC) + timedelta(seconds=message["rt"])
 
 
 def _now() -> datetime:

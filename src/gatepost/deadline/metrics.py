@@ -163,14 +163,15 @@ class Counters:
             _log.exception("an observer of deadlines raised; counting goes on")
 
 
-_lock = threading.Lock()
+# One that a thread may take twice: the garbage collector may run somebody's `finally` in the middle of a count.
+_lock = threading.RLock()
 COUNTERS: Final = Counters()
 """The process's own."""
 
 
 def _new_lock() -> None:
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
 
 
 # A fork in one thread while another counts would leave the child with a lock that nobody gives back.

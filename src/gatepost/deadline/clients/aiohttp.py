@@ -16,16 +16,38 @@ try:
 except ImportError as error:
     raise ImportError("gatepost.deadline.clients.aiohttp needs aiohttp: pip install aiohttp") from error
 
+if not hasattr(aiohttp, "ClientMiddlewareType"):  # what sees each request that redirects make
+    raise ImportError("gatepost.deadline.clients.aiohttp needs aiohttp 3.12 or later: pip install 'aiohttp>=3.12'")
+
 from multidict import CIMultiDict
 
 from gatepost.deadline.clients.call import Call, CallExceeded
 from gatepost.deadline.tiers import Tier, timeouts_for
+from gatepost.deadline.wire import REQUEST_TIMEOUT
 
 Response = AbstractAsyncContextManager[aiohttp.ClientResponse]
 
 
 class DeadlineTimeout(CallExceeded, aiohttp.ServerTimeoutError):
     """The call's time is up: a `DeadlineExceeded`, and what `except aiohttp.ServerTimeoutError` catches."""
+
+
+class _Telling:
+    """A middleware: the last to see each request, also those that redirects make of the first one's headers."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    async def __call__(self, request: aiohttp.ClientRequest, handler: Any) -> aiohttp.ClientResponse:
+        call = self._call
+        if call.host is None:
+            call.host = request.url.host
+        if request.url.host == call.host:
+            request.headers.update(call.headers(request.headers))
+        else:  # a redirect may lead to somebody else
+            request.headers.popall(REQUEST_TIMEOUT, None)
+        response: aiohttp.ClientResponse = await handler(request)
+        return response
 
 
 class DeadlineClient:
@@ -74,7 +96,12 @@ class DeadlineClient:
     async def _bounded(self, method: str, url: Any, options: dict[str, Any]) -> AsyncIterator[aiohttp.ClientResponse]:
         call = Call(self.tier, DeadlineTimeout)
         headers: CIMultiDict[str] = CIMultiDict(options.pop("headers", None) or {})
-        headers.update(call.headers(headers))
+        told = call.headers(headers)
+        if told:
+            headers.update(told)
+            # Those given to one call replace the session's, which aiohttp shows nowhere else.
+            others = options.pop("middlewares", None) or getattr(self._session, "_middlewares", ())
+            options["middlewares"] = (*others, _Telling(call))
         timeout = timeouts_for(self.tier, deadline=call.deadline).aiohttp()
         try:
             async with self._session.request(method, url, headers=headers, timeout=timeout, **options) as response:

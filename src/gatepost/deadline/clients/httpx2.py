@@ -1,8 +1,9 @@
-"""httpx2 transports with a true total: `httpx2.Client(transport=DeadlineTransport(SAME_DC))`, and the async twin.
+"""httpx2 transports with a true total: `httpx2.Client(mounts={pattern: DeadlineTransport(SAME_DC)})`, and the async twin.
 
 A call has the earlier of the ambient deadline and the tier's total; head and body count alike, wherever the body is read. The
 phases are the tier's, tightened by a timeout that the client was given; of a `timeout=` only what is shorter counts. Internal
-tiers get `Request-Timeout`. A transport is for one tier: mount one per host pattern. Mirrored for httpx beside it.
+tiers get `Request-Timeout`. A transport is for one tier: mount one per host pattern, for a redirect looks its transport up
+anew, and is a call of its own (only the ambient deadline bounds them together). Mirrored for httpx beside it.
 """
 
 from __future__ import annotations

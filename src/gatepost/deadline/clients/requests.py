@@ -1,8 +1,9 @@
-"""A requests adapter with a true total: `session.mount("http://", DeadlineAdapter(SAME_DC))`.
+"""A requests adapter with a true total: `session.mount("http://inventory.internal", DeadlineAdapter(SAME_DC))`.
 
 requests has no total timeout; here connect, TLS, head and body together have the earlier of the ambient deadline and the
 tier's total, whether the body is read at once or streamed. A `timeout=` given to a request only tightens the tier's phases, and
-needs not be given. Internal tiers get `Request-Timeout`; mount one adapter per URL prefix.
+needs not be given. Internal tiers get `Request-Timeout`; mount one adapter per URL prefix, for a redirect looks its adapter up
+anew, and is a call of its own (only the ambient deadline bounds them together).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `urllib.request.urlopen(url, timeout=)` bounds the connect to each address and each single read, and without the argument
 nothing at all. Here look-up, connect, TLS, head and body together have the earlier of the ambient deadline and the tier's
-total. Redirects share it; each request to an internal tier gets `Request-Timeout`.
+total. Redirects share it; an internal tier gets `Request-Timeout`, a redirect to another host does not.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import http.client
 import socket
 import ssl
 import urllib.error
+import urllib.parse
 import urllib.request
 from typing import Any
 
@@ -107,7 +108,12 @@ class _HTTPSHandler(urllib.request.HTTPSHandler):
 
 def _tell(request: urllib.request.Request) -> None:
     call = call_in_force()
-    if call is not None:
+    if call is None:
+        return
+    host = urllib.parse.urlsplit(request.full_url).hostname
+    if call.host is None:
+        call.host = host
+    if host == call.host:  # elsewhere a redirect may lead to somebody else
         sent = {name.lower(): value for name, value in request.header_items()}
         for name, value in call.headers(sent):
             # "Unredirected" headers are not copied into the request that a redirect makes.
