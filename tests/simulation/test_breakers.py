@@ -47,6 +47,25 @@ def test_a_thousand_endpoints_of_a_dead_host_cost_two_hundred_slot_seconds() -> 
     simulate(main, policy=ClientPolicy(max_connections=1_000))
 
 
+def test_a_host_is_probed_although_the_store_s_clock_was_set_back_meanwhile() -> None:
+    """Our own time then runs slower than the loop's: who waits by the loop's comes too early, and must come again."""
+
+    async def main(sim: Simulation) -> None:
+        sim.client.on(URL, UNREACHABLE)
+        async with sim.dispatcher() as gp:
+            endpoint = await gp.endpoints.create(URL, probe=False)
+            for _ in range(20):
+                await gp.publish("a.b", b"x")
+            await asyncio.sleep(10)
+            assert gp.limits.statistics().host_opened == 1
+            sim.clock.step_wall(-5)
+            sim.client.on(URL, responds(200))
+            await asyncio.sleep(600)
+            assert {info.state for info in await sim.deliveries(endpoint)} == {"delivered"}
+
+    simulate(main)
+
+
 def test_breaker_01_a_backlog_meets_a_hanging_endpoint_one_probe_at_a_time() -> None:
     """Half-open is not open: of two hundred waiting, one is tried per pause, and none of the others is charged."""
 

@@ -343,6 +343,26 @@ def test_a_host_nobody_has_reached_gets_few_attempts_at_first() -> None:
     limits.reset_host("https://new.example")
 
 
+def test_a_probe_ends_at_the_host_it_was_sent_to() -> None:
+    """Its endpoint was given another URL meanwhile: the old host waits for the answer, the new one never asked."""
+    limits = Limits(BreakerRules())
+    for number in range(5):
+        run(limits, number, "https://old.example", SETUP)
+    now = NOW + 30 * SECOND
+    probe = limits.started(1_000, "https://old.example", RULES, now)
+    limits.endpoint(1_000, "https://new.example", RULES)
+    [change] = limits.finished(probe, SETUP, now, 0.5)
+    assert change == HostChange("https://old.example", BreakerState.OPEN, 1, now + 60 * SECOND)
+    assert limits.statistics().hosts_in_trouble == 1
+    now += 60 * SECOND
+    probe = limits.started(1_000, "https://old.example", RULES, now)
+    limits.endpoint(1_000, "https://new.example", RULES)
+    limits.finished(probe, NOTHING, now, 0.5)
+    again = limits.started(1_001, "https://old.example", RULES, now).host_flight
+    assert again is not None
+    assert again.probe
+
+
 def test_the_host_breaker_obeys_its_mode() -> None:
     """In dry run it holds nobody."""
     limits = Limits(BreakerRules(mode=BreakerMode.DRY_RUN))

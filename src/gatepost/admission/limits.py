@@ -43,6 +43,8 @@ class Tracked(NamedTuple):
     limits: EndpointLimits
     flight: Flight
     host_flight: HostFlight | None
+    host: str
+    """To which it goes: the endpoint may point elsewhere by the time it ends."""
 
 
 class HostGate(NamedTuple):
@@ -177,25 +179,25 @@ class Limits:
         if flight.refused:
             self._counts.would_refuse += 1
         breaker = self._hosts.get(host)
-        return Tracked(number, limits, flight, None if breaker is None else breaker.started(now))
+        return Tracked(number, limits, flight, None if breaker is None else breaker.started(now), host)
 
     def finished(self, tracked: Tracked, facts: Facts, now: int, u: float) -> list[Change]:
         """An attempt ended; what changed by it, nearly always nothing."""
-        number, limits, flight, host_flight = tracked
+        number, limits, flight, host_flight, host = tracked
         sign = facts.sign
         changes: list[Change] = []
         ours = False
         if sign is _OK or sign in _ANSWERS:
             if now - limits.told_at >= TELL_US:
-                self._fleet.answered(family_of(limits.host), now)
+                self._fleet.answered(family_of(host), now)
                 limits.told_at = now
             ours = self._suspected and self._suspect(now, changes)
         elif sign in _SILENCE:
-            self._fleet.failed(family_of(limits.host), now)
+            self._fleet.failed(family_of(host), now)
             limits.told_at = 0
             ours = self._suspect(now, changes)
-        if self._hosts or sign is Sign.SETUP or limits.host not in self._proven:
-            self._finish_host(limits.host, host_flight, facts, now, u, ours, changes)
+        if self._hosts or sign is Sign.SETUP or host not in self._proven:
+            self._finish_host(host, host_flight, facts, now, u, ours, changes)
         for change in limits.finished(flight, facts, now, u, ours=ours):
             self._note(number, change, changes)
         if sign is not Sign.NOTHING:

@@ -49,6 +49,8 @@ POLICIES_MAX: Final = 4_096
 RULES_MAX: Final = 4_096
 TENTH: Final = 10
 """Learned timeouts are put in force in tenths of a second, rounded up, so that policies can be shared."""
+WAKE_LEAST: Final = 0.001
+"""Seconds: the store's time may run at half our speed, which without a least would halve what is left for ever."""
 
 _SECOND_US: Final = 1_000_000
 
@@ -169,7 +171,7 @@ class DispatchLimits:
         now, tracked = self._store_time(), flying.tracked
         limits, number = tracked.limits, tracked.number
         before = (limits.cap, limits.hold_until)
-        host = limits.host
+        host = tracked.host
         gate = self._limits.host_gate(host)
         changes = self._limits.finished(
             tracked, facts_of(attempt, own_tls=listed.tls is not None), now, self._entropy.uniform()
@@ -325,8 +327,12 @@ class DispatchLimits:
         self.steered.host_changed(host)
         held_until = self._limits.host_gate(host).held_until
         if held_until > now:
-            delay = (held_until - now) / _SECOND_US
-            asyncio.get_running_loop().call_later(delay, self.steered.host_changed, host)
+            delay = max(WAKE_LEAST, (held_until - now) / _SECOND_US)
+            asyncio.get_running_loop().call_later(delay, self._host_waited, host)
+
+    def _host_waited(self, host: str) -> None:
+        """The pause should be over; when the store's clock was set back meanwhile it is not, and is waited for again."""
+        self._host_changed(host, self._store_time())
 
     def _tell(self, changes: Collection[Change]) -> None:
         for change in changes:
