@@ -90,6 +90,29 @@ def test_a_removed_endpoint_leaves_nothing_in_memory() -> None:
     simulate(main)
 
 
+def test_what_was_learned_about_a_removed_endpoint_leaves_the_store() -> None:
+    """With it, and again after the attempts that were still in flight have taught their lesson to nobody."""
+
+    async def main(sim: Simulation) -> None:
+        sim.client.on(OLD, *[responds(500)] * 3, responds(500, delay=8.0))
+        async with sim.dispatcher() as gp:
+            endpoint = await gp.endpoints.create(OLD)
+            for _ in range(3):
+                await gp.publish("t", b"1")
+                await asyncio.sleep(1.0)
+            await gp.publish("t", b"1", ordering_key="k")
+            await asyncio.sleep(20.0)
+            await gp.publish("t", b"2", ordering_key="k")
+            await asyncio.sleep(1.0)
+            assert await sim.store.load_states([endpoint.number])
+            await gp.endpoints.delete(endpoint.id)
+            assert not await sim.store.load_states([endpoint.number])
+            await asyncio.sleep(60.0)
+        assert not await sim.store.load_states([endpoint.number])
+
+    simulate(main)
+
+
 def test_a_cancellation_ends_when_its_attempts_are_given_up_with_the_parts() -> None:
     """A store that takes no results to the end of a drain left whoever cancelled a delivery waiting for ever."""
 

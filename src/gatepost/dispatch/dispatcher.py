@@ -196,7 +196,7 @@ class Dispatcher:
         self._catalogue = Catalogue(
             store, self._view, client.check_url, clock, self._endpoint_changed, Moves(clock, client.forget).left
         )
-        self._memory = EndpointMemory(store, self._notices)
+        self._memory = EndpointMemory(store, self._notices, self._is_registered)
         self._notices.tell_tenant = self._tell_tenant
         self._bodies = Bodies(store, self.settings.body_bytes_max)
         host_cap = None if self.settings.auto_host_cap else client.policy.max_per_host
@@ -604,6 +604,8 @@ class Dispatcher:
     def _endpoint_changed(self, number: int) -> None:
         self._streaks.changed(number)
         self.limits.endpoint_changed(number)
+        if not self._is_registered(number) and number % self.store.capabilities.parts in self._leases.epochs:
+            self._memory.forget(number)
         self._worker.endpoint_changed(number)
 
     def _policy_in_force(self, caps: bool) -> None:

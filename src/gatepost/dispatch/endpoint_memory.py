@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Final
 
 from gatepost.dispatch.notices import Notices
@@ -29,13 +29,14 @@ Value = int | float | str | bool | list["Value"] | dict[str, "Value"]
 
 
 class EndpointMemory:
-    """Sections by endpoint number. Only numbers of parts that are held belong here."""
+    """Sections by endpoint number. Only numbers of parts that are held belong here. `exists`: whether there is such an endpoint."""
 
-    __slots__ = ("_changed", "_kept", "_lent", "_news", "_notices", "_store")
+    __slots__ = ("_changed", "_exists", "_kept", "_lent", "_news", "_notices", "_store")
 
-    def __init__(self, store: DeliveryStore, notices: Notices) -> None:
+    def __init__(self, store: DeliveryStore, notices: Notices, exists: Callable[[int], bool]) -> None:
         self._store = store
         self._notices = notices
+        self._exists = exists
         self._kept: dict[int, dict[str, Value]] = {}
         self._lent: dict[str, tuple[Callable[[int], Value | None], Callable[[int, Value], None]]] = {}
         self._changed: set[int] = set()
@@ -76,9 +77,14 @@ class EndpointMemory:
         self._news.set()
 
     def drop(self, number: int) -> None:
-        """The endpoint is gone, or belongs to somebody else: hold and write nothing more of it."""
+        """The endpoint belongs to somebody else: hold and write nothing more of it."""
         self._kept.pop(number, None)
         self._changed.discard(number)
+
+    def forget(self, number: int) -> None:
+        """The endpoint is gone: take away what was saved since, and by what still ends of it."""
+        self._kept.pop(number, None)
+        self.touch(number)
 
     async def load(self, numbers: Collection[int]) -> None:
         """Read what was saved of these endpoints. Raises `StoreError`."""
@@ -97,7 +103,7 @@ class EndpointMemory:
         """Write what changed. Raises `StoreError`; what was not written is written by the next call."""
         while self._changed:
             chosen = [number for number, _ in zip(self._changed, range(SAVED_AT_ONCE), strict=False)]
-            states = {number: _encoded(self._sections_of(number)) for number in chosen}
+            states = {number: self._state_of(number) for number in chosen}
             self._changed.difference_update(chosen)
             try:
                 await self._store.save_states(states)
@@ -105,13 +111,17 @@ class EndpointMemory:
                 self._changed.update(chosen)
                 raise
 
-    def _sections_of(self, number: int) -> dict[str, Value]:
+    def _state_of(self, number: int) -> bytes:
+        """Empty: nothing is to be kept."""
+        if not self._exists(number):
+            self._kept.pop(number, None)
+            return b""
         sections = dict(self._kept.get(number, {}))
         for section, (value_of, _) in self._lent.items():
             value = value_of(number)
             if value is not None:
                 sections[section] = value
-        return sections
+        return json.dumps(sections, separators=(",", ":")).encode() if sections else b""
 
     async def run(self) -> None:
         """Save now and then, until cancelled."""
@@ -130,10 +140,6 @@ class EndpointMemory:
                 await self.save()
         except (StoreError, TimeoutError) as error:
             self._notices.trouble("endpoint_memory_unsaved", error)
-
-
-def _encoded(sections: Mapping[str, Value]) -> bytes:
-    return json.dumps(sections, separators=(",", ":")).encode()
 
 
 def _decoded(state: bytes) -> dict[str, Value]:

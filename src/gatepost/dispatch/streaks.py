@@ -64,9 +64,7 @@ class Streaks:
                 return None
 
     def changed(self, number: int) -> None:
-        """The endpoint's record changed. One that is stopped fails no more, and is forgotten when it is gone."""
+        """The endpoint's record changed. One that is stopped, or gone, fails no more."""
         listed = self._catalogue.get(number)
-        if listed is None:
-            self._memory.drop(number)
-        elif not listed.settings.open:
+        if listed is None or not listed.settings.open:
             self._memory.put(number, FAILING, None)

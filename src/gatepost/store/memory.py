@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from gatepost.clock import SYSTEM_CLOCK, Clock
-from gatepost.delivery.ids import NODES, id_time_us
+from gatepost.delivery.ids import ENDPOINT, NODES, decode_id, id_time_us
 from gatepost.errors import StoreError
 from gatepost.store.memory_parts import MemoryParts
 from gatepost.store.memory_registry import MemoryRegistry
@@ -232,10 +232,20 @@ class MemoryStore(MemoryRegistry):
 
     async def save_states(self, states: Mapping[int, bytes]) -> None:
         self._check_open()
-        self._states.update(states)
+        for number, state in states.items():
+            if state:
+                self._states[number] = state
+            else:
+                self._states.pop(number, None)
 
     async def load_states(self, endpoints: Collection[int]) -> Mapping[int, bytes]:
         return {number: self._states[number] for number in endpoints if number in self._states}
+
+    async def delete_endpoint(self, endpoint_id: str) -> bool:
+        if not await super().delete_endpoint(endpoint_id):
+            return False
+        self._states.pop(decode_id(ENDPOINT, endpoint_id), None)
+        return True
 
     # -- owner writes
 

@@ -153,7 +153,7 @@ class DeliveryStore(Protocol):
     # -- what is learned about endpoints
     async def save_states(self, states: Mapping[int, bytes]) -> None:
         """Keep what the owner learned about endpoints (by number), replacing what was kept; small, opaque, and not fenced:
-        an older one does no harm."""
+        an older one does no harm. An empty value keeps nothing."""
         ...
 
     async def load_states(self, endpoints: Collection[int]) -> Mapping[int, bytes]:
@@ -311,7 +311,7 @@ class Registry(Protocol):
         ...
 
     async def delete_endpoint(self, endpoint_id: str) -> bool:
-        """Remove the record (its deliveries are cancelled apart); False when there was none."""
+        """Remove the record and what was learned about it (its deliveries are cancelled apart); False when there was none."""
         ...
 
     async def api_key_by_hash(self, digest: bytes) -> ApiKey | None: ...

@@ -276,13 +276,17 @@ class QueueContract(ContractBase):
     # -- what is learned about endpoints
 
     async def test_what_was_learned_about_endpoints_is_kept(self) -> None:
-        """Opaque bytes by endpoint; a later value replaces an earlier one, and what was never kept is left out."""
+        """Opaque bytes by endpoint; a later value replaces an earlier one, an empty one takes it away, what was never kept is
+        left out."""
         async with self.owned() as owner:
             learned = {number: bytes([number % 256]) * 40 for number in range(1, 200)}
             await owner.store.save_states(learned)
-            await owner.store.save_states({7: b"newer", 300: b""})
-            assert await owner.store.load_states(range(1, 400)) == {**learned, 7: b"newer", 300: b""}
+            await owner.store.save_states({7: b"newer", 300: b"", 8: b""})
+            del learned[8]
+            assert await owner.store.load_states(range(1, 400)) == {**learned, 7: b"newer"}
             assert await owner.store.load_states([7, 999]) == {7: b"newer"}
+            await owner.store.save_states({7: b"", 9: b""})
+            assert await owner.store.load_states([7, 9, 10]) == {10: learned[10]}
             assert await owner.store.load_states([]) == {}
 
     # -- ownership

@@ -120,12 +120,15 @@ class RegistryContract(ContractBase):
                 assert found == expected
 
     async def test_a_deleted_endpoint_is_gone(self) -> None:
-        """Once; the second time there was none."""
+        """Once; the second time there was none. What was learned about it goes with it."""
         async with self.owned() as owner:
             await owner.store.create_endpoint(FULL)
+            await owner.store.save_states({FULL.number: b"learned", FULL.number + 1: b"of another"})
             assert await owner.store.delete_endpoint(FULL.id)
             assert not await owner.store.delete_endpoint(FULL.id)
             assert await owner.store.endpoint(FULL.id) is None
+            left = await owner.store.load_states([FULL.number, FULL.number + 1])
+            assert left == {FULL.number + 1: b"of another"}
 
     async def test_tenants_are_created_replaced_and_listed(self) -> None:
         """With their limits, in order of name."""

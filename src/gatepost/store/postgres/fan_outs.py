@@ -31,6 +31,7 @@ _MADE: Final = "SELECT EXISTS (SELECT 1 FROM gp_history WHERE id = $1::bigint)"
 _SAVE: Final = """
 INSERT INTO gp_endpoint_state (endpoint, state) SELECT * FROM unnest($1::bigint[], $2::bytea[])
  ON CONFLICT (endpoint) DO UPDATE SET state = excluded.state"""
+_FORGET: Final = "DELETE FROM gp_endpoint_state WHERE endpoint = ANY($1::bigint[])"
 _LOAD: Final = "SELECT endpoint, state FROM gp_endpoint_state WHERE endpoint = ANY($1::bigint[])"
 
 
@@ -59,9 +60,13 @@ async def extend(
 
 
 async def save_states(connection: Connection, states: Mapping[int, bytes]) -> None:
-    """Keep them, replacing what was kept."""
-    endpoints = sorted(states)
-    await connection.execute(_SAVE, endpoints, [states[endpoint] for endpoint in endpoints])
+    """Keep them, replacing what was kept; none where empty. Sorted, so that two who save do not wait for each other in a ring."""
+    endpoints = sorted(endpoint for endpoint, state in states.items() if state)
+    if endpoints:
+        await connection.execute(_SAVE, endpoints, [states[endpoint] for endpoint in endpoints])
+    gone = sorted(endpoint for endpoint, state in states.items() if not state)
+    if gone:
+        await connection.execute(_FORGET, gone)
 
 
 async def load_states(connection: Connection, endpoints: Collection[int]) -> Mapping[int, bytes]:

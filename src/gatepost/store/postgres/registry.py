@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from gatepost.delivery.ids import ENDPOINT, decode_id
 from gatepost.delivery.records import ApiKey, Endpoint, Tenant
 from gatepost.errors import Conflict, NotFound
 from gatepost.store.codec import endpoint_from_document, endpoint_to_document, tenant_from_document, tenant_to_document
 from gatepost.store.paging import check_limit, decode_numbers, decode_text, encode_cursor, text_page
 from gatepost.store.port import POLICY_ID, POLICY_VERSIONS_MAX, AuditEntry, Change, PolicyVersion
-from gatepost.store.postgres import changes
+from gatepost.store.postgres import changes, fan_outs
 from gatepost.store.postgres.pool import Connection, Pool
 from gatepost.store.rows import Page
 from gatepost.store.secretbox import SecretBox
@@ -115,7 +116,15 @@ class PostgresRegistry:
             )
 
     async def delete_endpoint(self, endpoint_id: str) -> bool:
-        return await self._write(_DELETE_ENDPOINT, (endpoint_id,), ("endpoint", endpoint_id))
+        async def work(connection: Connection) -> bool:
+            async with connection.transaction():
+                if not await connection.fetch(_DELETE_ENDPOINT, endpoint_id):
+                    return False
+                await fan_outs.save_states(connection, {decode_id(ENDPOINT, endpoint_id): b""})
+                await changes.record(connection, [("endpoint", endpoint_id)])
+                return True
+
+        return await self._pool.run(work)
 
     async def api_key_by_hash(self, digest: bytes) -> ApiKey | None:
         rows = await self._pool.fetch(f"{_API_KEY} WHERE hash = $1", digest)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
+from gatepost.delivery.ids import ENDPOINT, decode_id
 from gatepost.delivery.records import ApiKey, Endpoint, Tenant
 from gatepost.errors import Conflict, NotFound
 from gatepost.store.codec import endpoint_from_document, endpoint_to_document, tenant_from_document, tenant_to_document
@@ -16,6 +17,7 @@ from gatepost.store.paging import check_limit, decode_numbers, decode_text, enco
 from gatepost.store.port import POLICY_ID, POLICY_VERSIONS_MAX, AuditEntry, Change, PolicyVersion
 from gatepost.store.rows import Page
 from gatepost.store.secretbox import SecretBox
+from gatepost.store.sqlite import states
 from gatepost.store.sqlite.reader import ReaderThread
 from gatepost.store.sqlite.writer import WriterThread
 
@@ -144,7 +146,14 @@ class SqliteRegistry:
         await self._writer.call(2, write)
 
     async def delete_endpoint(self, endpoint_id: str) -> bool:
-        return await self._delete("DELETE FROM endpoint WHERE id = ?", "endpoint", endpoint_id)
+        def write(connection: sqlite3.Connection) -> bool:
+            if connection.execute("DELETE FROM endpoint WHERE id = ?", (endpoint_id,)).rowcount == 0:
+                return False
+            states.save(connection, {decode_id(ENDPOINT, endpoint_id): b""})
+            connection.execute(_CHANGED, ("endpoint", endpoint_id))
+            return True
+
+        return await self._writer.call(3, write)
 
     async def api_key_by_hash(self, digest: bytes) -> ApiKey | None:
         def query(connection: sqlite3.Connection) -> ApiKey | None:
