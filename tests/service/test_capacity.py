@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import re
 import shlex
+import subprocess
+import sys
 import threading
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
@@ -124,6 +128,29 @@ def test_a_simulation_says_the_same_each_time_and_draws(tmp_path: Path) -> None:
     assert "simulated: " in picture.read_text()
     missing = run(*options, "--svg", str(tmp_path / "no" / "capacity.svg"))
     assert isinstance(missing.exception, ConfigurationError)
+
+
+def test_a_long_run_shows_a_bar_on_a_terminal() -> None:
+    """And only there: where nobody looks, standard error stays empty."""
+    command = [
+        sys.executable,
+        "-m",
+        "gatepost.service.cli",
+        "capacity",
+        "--rate",
+        "4000",
+        "--mean",
+        "0.1",
+        "--simulate",
+    ]
+    reader, writer = pty.openpty()
+    shown = subprocess.run([*command, "--json"], stdout=subprocess.PIPE, stderr=writer, check=True, timeout=60)
+    os.close(writer)
+    text = os.read(reader, 100_000)
+    os.close(reader)
+    assert b"simulating" in text
+    quiet = subprocess.run([*command, "--json"], capture_output=True, check=True, timeout=60)
+    assert (quiet.stdout, quiet.stderr) == (shown.stdout, b"")
 
 
 def test_the_picture_marks_the_load_and_what_is_recommended() -> None:

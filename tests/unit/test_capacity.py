@@ -135,6 +135,13 @@ def test_245_busy_slots_need_a_few_more(slots: int, p_wait: float, p99_ms: float
     assert met.p99 * 1e3 == pytest.approx(p99_ms, rel=0.006, abs=0.05)
 
 
+def test_a_load_above_its_slots_waits_without_end() -> None:
+    """No steady state, so no number for it."""
+    assert (erlang_c(10.0, 10), erlang_c(11.0, 10)) == (1.0, 1.0)
+    met = wait(10.0, 10, 0.25)
+    assert (met.p_wait, met.mean, met.p99) == (1.0, math.inf, math.inf)
+
+
 def test_staffing_by_goal_and_by_square_root() -> None:
     """Two ways to the same size."""
     assert (slots_for(245.0, 0.01), slots_for(245.0, 0.001)) == (284, 296)

@@ -151,8 +151,6 @@ def plan(
     binds = cap is not None and wanted > cap * load.bad_endpoints
     bad = float(cap * load.bad_endpoints) if binds and cap is not None else wanted
     offered = healthy + bad
-    if not offered > 0.0:
-        raise ConfigurationError("nothing holds a slot: write a mean or a bad_timeout above 0")
     # What a binding cap leaves does not vary, so it needs no square root of its own.
     enough = staffing(healthy) + bad if binds else staffing(offered)
     recommended = math.ceil(survive_loss(enough, processes or 1) - 1e-9)
