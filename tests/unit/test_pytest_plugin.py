@@ -64,7 +64,7 @@ def test_a_receiver_answers_by_script_and_records() -> None:
 
 def test_a_receiver_that_verifies_nothing_answers_everybody() -> None:
     """It still says what is wrong."""
-    with ScriptedReceiver(verify=False) as receiver:
+    with ScriptedReceiver(signed=False) as receiver:
         assert post(receiver, "evt_1", new_secret(bytes(32))) == 204
         assert receiver.received[0].fault == "no_match"
         assert receiver.messages == []

@@ -65,13 +65,13 @@ class ReceivedWebhook:
 class ScriptedReceiver:
     """Listens on loopback while the `with` block runs. Requests without a good signature are recorded and answered 401.
 
-    `secrets` are those of the endpoint under test; give an endpoint `secret` and it fits. `verify=False` takes anything.
+    `secrets` are those of the endpoint under test; give an endpoint `secret` and it fits. `signed=False` takes anything.
     """
 
-    def __init__(self, secrets: Sequence[str] = (TEST_SECRET,), *, verify: bool = True) -> None:
+    def __init__(self, secrets: Sequence[str] = (TEST_SECRET,), *, signed: bool = True) -> None:
         Signer(secrets)  # raises for what is no secret
         self.secrets = tuple(secrets)
-        self._verify = verify
+        self._signed = signed
         self._script: deque[ScriptedAnswer] = deque()
         self._default = ScriptedAnswer()
         self._received: list[ReceivedWebhook] = []
@@ -146,7 +146,7 @@ class ScriptedReceiver:
         except SignatureError as error:
             fault = error.code
         with self._changed:
-            if fault is not None and self._verify:
+            if fault is not None and self._signed:
                 answer = ScriptedAnswer(401, fault.encode())
             else:
                 answer = self._script.popleft() if self._script else self._default
