@@ -25,6 +25,7 @@ from gatepost.deadline.db.sqlalchemy import AsyncDeadlineQueuePool, DeadlineQueu
 from gatepost.deadline.tiers import DATASTORE
 from gatepost.deadline.value import Deadline, Limit
 from gatepost.errors import ConfigurationError
+from gatepost.testing.hostile import HostileServer
 from gatepost.testing.postgres import empty_database, shared_server
 from tests.deadline.kit import LATE, takes
 
@@ -282,6 +283,20 @@ def test_psycopg_cancels_when_the_server_does_not_keep_its_limit(url: str) -> No
         # It swallows the server's own limit once; our cancel request is then swallowed too, and the connection given up.
         with deadline(0.3), takes(0.25, 0.3 + 2.0 + LATE), pytest.raises(DeadlineExceeded):
             connection.execute("SELECT stubborn()")
+
+
+async def test_psycopg_gives_up_connecting_at_the_deadline() -> None:
+    """A server that accepts and says nothing held a caller for libpq's own limit: two whole seconds at least, or for ever."""
+    async with HostileServer("silence", seconds=30) as server:
+        address = f"postgresql://127.0.0.1:{server.port}/nothing"
+
+        def connect() -> None:
+            DeadlineConnection.connect(address)
+
+        with deadline(0.3), takes(0.25, 0.3 + 0.1 + LATE), pytest.raises(DeadlineExceeded, match="db connect"):
+            await asyncio.to_thread(connect)
+        with deadline(0.3), takes(0.25, 0.3 + 0.1 + LATE), pytest.raises(DeadlineExceeded, match="db connect"):
+            await AsyncDeadlineConnection.connect(address)
 
 
 class Jumping:

@@ -1,8 +1,8 @@
 """psycopg 3 within the deadline: `DeadlineConnection.connect(dsn)` and `AsyncDeadlineConnection.connect(dsn)`.
 
-Each `execute` tells the server what is left (statement and lock timeout). psycopg has no timeout for a call, so when a server
-does not keep its own limit the client sends a cancel request, and closes the connection when even that is not answered.
-Commits and rollbacks are not cut: they are how a cut statement is cleaned up.
+Connecting ends with it too, up to 0.1 s late. Each `execute` tells the server what is left (statement and lock timeout). psycopg
+has no timeout for a call, so when a server does not keep its own limit the client sends a cancel request, and closes the
+connection when even that is not answered. Commits and rollbacks are not cut: they are how a cut statement is cleaned up.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 try:
     import psycopg
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class _Late(Exception):
-    """The deadline passed while the server was silent."""
+    """The deadline passed while the server was silent. No `TimeoutError`: psycopg takes that for a lost socket."""
 
 
 class _Limits:
@@ -57,6 +57,13 @@ class _Limits:
         self.budget = Budget()
         self.in_force = None
 
+    @classmethod
+    def _connect_gen(cls, *args: Any, **options: Any) -> Any:
+        # psycopg's own step to one host: its limit is in whole seconds, at least two, and anew for each host.
+        limit = current()
+        connecting = super()._connect_gen(*args, **options)  # type: ignore[misc]  # of the connection class beside
+        return connecting if limit is None else _until(connecting, limit)
+
     def plan(self: Any) -> Plan:
         """What to tell the server before the next statement."""
         in_transaction = not self.autocommit or self.info.transaction_status != TransactionStatus.IDLE
@@ -68,6 +75,12 @@ class _Limits:
 
 class DeadlineConnection(_Limits, psycopg.Connection[TupleRow]):
     """A blocking connection whose statements end with the ambient deadline; raises `DeadlineExceeded`."""
+
+    @classmethod
+    def connect(cls, *args: Any, **options: Any) -> Self:
+        """As psycopg's."""
+        with _connecting():
+            return super().connect(*args, **options)
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -178,6 +191,12 @@ class DeadlineCursor(psycopg.Cursor[Any]):
 class AsyncDeadlineConnection(_Limits, psycopg.AsyncConnection[TupleRow]):
     """An async connection whose statements end with the ambient deadline; raises `DeadlineExceeded`."""
 
+    @classmethod
+    async def connect(cls, *args: Any, **options: Any) -> Self:
+        """As psycopg's."""
+        with _connecting():
+            return await super().connect(*args, **options)
+
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._start()
@@ -278,6 +297,18 @@ class AsyncDeadlineCursor(psycopg.AsyncCursor[Any]):
             connection.in_force = None
             if _ends(query):
                 connection.budget.forget()
+
+
+@contextmanager
+def _connecting() -> Iterator[None]:
+    limit = current()
+    if limit is not None and limit.remaining() < CALL_MIN:
+        raise exceeded(limit, "db connect")
+    try:
+        yield
+    except _Late:
+        assert limit is not None
+        raise exceeded(limit, "db connect") from None
 
 
 def _until(gen: Generator[Any, Any, T], limit: Deadline, *, begun: bool = False) -> Generator[Any, Any, T]:
