@@ -1,19 +1,95 @@
-"""Fault cases of class breaker that are about endpoints stopped and resumed; those about the breaker itself come with it."""
+"""Fault cases of class breaker: what a sick endpoint may cost, and what becomes of one that is stopped and resumed."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
 
 from gatepost.delivery.policy import ClientPolicy
 from gatepost.delivery.records import EndpointStatus
 from gatepost.dispatch.dispatcher import DispatcherSettings
 from gatepost.dispatch.streaks import DISABLE_ATTEMPTS_MIN
-from gatepost.testing.fake_client import OK, responds, silent
+from gatepost.testing.fake_client import OK, Answer, answers_after, refused, responds, silent
 from tests.simulation.harness import UNGUARDED, Simulation, simulate
 
 URL = "https://receiver.receivers.net/hook"
+HANGS = answers_after(math.inf)
 HOUR = 3_600.0
+
+
+def test_breaker_01_a_backlog_meets_a_hanging_endpoint_one_probe_at_a_time() -> None:
+    """Half-open is not open: of two hundred waiting, one is tried per pause, and none of the others is charged."""
+
+    async def main(sim: Simulation) -> None:
+        sim.client.on(URL, HANGS)
+        async with sim.dispatcher() as gp:
+            endpoint = await gp.endpoints.create(URL, probe=False)
+            for _ in range(200):
+                await gp.publish("a.b", b"x")
+            await asyncio.sleep(25)
+            tried = sim.client.count
+            assert tried <= 6
+            await asyncio.sleep(600)
+            assert sim.client.count - tried <= 4, "after about 30, 60, 120 and 240 s"
+            assert sum(info.attempts for info in await sim.deliveries(endpoint)) <= 10
+            sim.client.on(URL, responds(200))
+            await asyncio.sleep(3_600)
+            assert {info.state for info in await sim.deliveries(endpoint)} == {"delivered"}
+
+    simulate(main)
+
+
+@pytest.mark.parametrize(
+    "dead", [responds(500, delay=0.002), refused(), silent(3.0)], ids=["says 500", "refuses", "hangs"]
+)
+def test_breaker_04_a_flapping_endpoint_gets_no_burst_at_each_short_recovery(dead: Answer) -> None:
+    """50 ms good, 500 ms dead, a thousand events: one success closes nothing, pauses grow, and for a day failures are rare."""
+
+    async def main(sim: Simulation) -> None:
+        attempts: list[tuple[float, bool, int]] = []  # when, whether it will fail, how many are in flight with it
+
+        def law(at: float) -> Answer:
+            good = at % 0.55 < 0.05
+            attempts.append((at, not good, sim.client.in_flight.get(URL, 0) + 1))
+            return responds(200, delay=0.002) if good else dead
+
+        sim.client.follow(URL, law)
+        async with sim.dispatcher() as gp:
+            endpoint = await gp.endpoints.create(URL, probe=False)
+            for _ in range(1_000):
+                await gp.publish("a.b", b"x")
+            await asyncio.sleep(24 * HOUR)
+            assert {info.state for info in await sim.deliveries(endpoint)} <= {"waiting", "delivered"}
+        assert sum(failed for _, failed, _ in attempts) <= 100
+        spells = spells_of(attempts)
+        assert sum(len(spell) > 3 for spell in spells) >= 2, "it recovered, and was believed"
+        for spell in spells[1:]:
+            flying = [together for _, _, together in spell]
+            assert flying[:4] == [1] * min(4, len(spell)), "three probes and the first of the ramp"
+            assert max(flying[:6], default=0) <= 2
+            assert max(flying[:10], default=0) <= 4
+            assert sum(failed for _, failed, _ in spell) <= 8, "five in a row, and those in flight with them"
+        pauses = [later[0][0] - earlier[-1][0] for earlier, later in pairwise(spells) if len(earlier) <= 3]
+        growing = pauses[:5]
+        assert growing == sorted(growing)
+        assert growing[-1] > 8 * growing[0]
+
+    simulate(main)
+
+
+def spells_of(attempts: Sequence[tuple[float, bool, int]]) -> list[list[tuple[float, bool, int]]]:
+    """Attempts, parted where nothing was started for longer than any of them takes."""
+    spells = [[attempts[0]]]
+    for earlier, later in pairwise(attempts):
+        if later[0] - earlier[0] > 20:
+            spells.append([])
+        spells[-1].append(later)
+    return spells
 
 
 def test_breaker_06_queued_retries_of_a_stopped_endpoint_are_not_sent() -> None:
@@ -91,6 +167,21 @@ def test_breaker_08_a_resumed_endpoint_is_not_disabled_again_by_its_first_failur
             assert await fail(2) is EndpointStatus.DISABLED
             await gp.endpoints.resume(endpoint.id)
             assert await fail(DISABLE_ATTEMPTS_MIN - 2) is EndpointStatus.ACTIVE
+
+    simulate(main)
+
+
+def test_breaker_09_a_burst_to_a_dead_endpoint_stops_after_ten_failures() -> None:
+    """What is undecided does not count as well: those in flight and ten failures, the rest is not sent."""
+
+    async def main(sim: Simulation) -> None:
+        sim.client.on(URL, responds(500))
+        async with sim.dispatcher() as gp:
+            await gp.endpoints.create(URL, probe=False)
+            for _ in range(500):
+                await gp.publish("a.b", b"x")
+            await asyncio.sleep(20)
+            assert sim.client.count <= 10 + 6
 
     simulate(main)
 

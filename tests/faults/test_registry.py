@@ -24,11 +24,7 @@ CLASSES = frozenset(
 """Classes of the client, the queue, the schedule and the breaker. The others belong to HTTP/2, which is not offered."""
 OURS = [case["id"] for case in CASES if case["class"] in CLASSES]
 
-EXEMPT: Mapping[str, str] = {
-    "breaker-01": "needs feature: the breaker is not part of the dispatcher yet",
-    "breaker-04": "needs feature: the breaker is not part of the dispatcher yet",
-    "breaker-09": "needs feature: the breaker is not part of the dispatcher yet",
-}
+EXEMPT: Mapping[str, str] = {}
 """Cases without a test, each with its reason: `not applicable: …` or `needs feature: …`."""
 
 _NAME = re.compile(r"test_([a-z]+\d*)_(\d\d)_")

@@ -1,4 +1,4 @@
-"""Breakers, learned timeouts and caps at work in a dispatcher, on virtual time; and the fault cases of class breaker about them."""
+"""Breakers, learned timeouts and caps at work in a dispatcher, on virtual time; fault cases: `tests/faults/test_breaker.py`."""
 
 from __future__ import annotations
 
@@ -62,43 +62,6 @@ def test_a_host_is_probed_although_the_store_s_clock_was_set_back_meanwhile() ->
             sim.client.on(URL, responds(200))
             await asyncio.sleep(600)
             assert {info.state for info in await sim.deliveries(endpoint)} == {"delivered"}
-
-    simulate(main)
-
-
-def test_breaker_01_a_backlog_meets_a_hanging_endpoint_one_probe_at_a_time() -> None:
-    """Half-open is not open: of two hundred waiting, one is tried per pause, and none of the others is charged."""
-
-    async def main(sim: Simulation) -> None:
-        sim.client.on(URL, HANGS)
-        async with sim.dispatcher() as gp:
-            endpoint = await gp.endpoints.create(URL, probe=False)
-            for _ in range(200):
-                await gp.publish("a.b", b"x")
-            await asyncio.sleep(25)
-            tried = sim.client.count
-            assert tried <= 6
-            await asyncio.sleep(600)
-            assert sim.client.count - tried <= 4, "after about 30, 60, 120 and 240 s"
-            assert sum(info.attempts for info in await sim.deliveries(endpoint)) <= 10
-            sim.client.on(URL, responds(200))
-            await asyncio.sleep(3_600)
-            assert {info.state for info in await sim.deliveries(endpoint)} == {"delivered"}
-
-    simulate(main)
-
-
-def test_breaker_09_a_burst_to_a_dead_endpoint_stops_after_ten_failures() -> None:
-    """What is undecided does not count as well: those in flight and ten failures, the rest is not sent."""
-
-    async def main(sim: Simulation) -> None:
-        sim.client.on(URL, responds(500))
-        async with sim.dispatcher() as gp:
-            await gp.endpoints.create(URL, probe=False)
-            for _ in range(500):
-                await gp.publish("a.b", b"x")
-            await asyncio.sleep(20)
-            assert sim.client.count <= 10 + 6
 
     simulate(main)
 

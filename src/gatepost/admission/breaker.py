@@ -113,7 +113,7 @@ class BreakerRules:
     held_share: float = 0.8
     """Of its cap; an endpoint that holds less harms nobody by being slow."""
     consecutive: int = 5
-    """Timeouts (or failed connections) in a row."""
+    """Timeouts (or failed connections) in a row; within `steady_after` of a recovery, failures of any kind."""
     slow_after: float = 5.0
     slow_of_timeout: float = 0.5
     """An attempt is slow from `slow_after`, or this share of its read timeout if that is less."""
@@ -238,6 +238,8 @@ class Breaker:
         window = self._window
         if not counted or not window.amend(True):
             window.push(True, slow, now)
+        # Soon after a recovery any failure counts: the successes in the window are of the spell that may just have ended.
+        hard = hard or now - self._recovered_at <= rules.steady_after * _SECOND_US
         self._failures_in_row = self._failures_in_row + 1 if hard else 0
         if self._failures_in_row >= rules.consecutive:
             return self._trip(TripCause.TIMEOUTS, now, u, rules)

@@ -7,7 +7,7 @@ classified by the same table as real ones.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -127,12 +127,18 @@ class FakeClient(DispatchClient):
         """By URL."""
         self.cancelled = 0
         self._answers: dict[str, list[Answer]] = {}
+        self._laws: dict[str, Callable[[float], Answer]] = {}
         self.probe_delay = 0.0
         self._probes: dict[str, Answer | None] = {}
 
     def on(self, url: str, *answers: Answer) -> None:
         """Script a URL anew."""
         self._answers[url] = list(answers)
+        self._laws.pop(url, None)
+
+    def follow(self, url: str, law: Callable[[float], Answer]) -> None:
+        """Answer a URL by the time: `law` gets monotonic seconds at the start of an attempt."""
+        self._laws[url] = law
 
     async def deliver(
         self,
@@ -208,6 +214,9 @@ class FakeClient(DispatchClient):
         self._probes[url] = answer
 
     def _next_answer(self, url: str) -> Answer:
+        law = self._laws.get(url)
+        if law is not None:
+            return law(self.clock.monotonic())
         answers = self._answers.get(url)
         if not answers:
             return OK
