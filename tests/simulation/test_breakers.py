@@ -13,6 +13,7 @@ from gatepost.delivery.outcome import End
 from gatepost.delivery.policy import ClientPolicy
 from gatepost.dispatch.dispatcher import DispatcherSettings
 from gatepost.dispatch.limits import LimitSettings
+from gatepost.store.rows import DeliveryFilter
 from gatepost.testing.fake_client import Answer, answers_after, responds
 from gatepost.wire.phases import Phase
 from gatepost.wire.reasons import Reason
@@ -92,6 +93,88 @@ def test_an_endpoint_that_turns_slow_is_believed_and_served() -> None:
             assert known is not None
             assert known.state is BreakerState.CLOSED
             assert known.read_timeout == pytest.approx(11.25)
+
+    simulate(main)
+
+
+def test_an_endpoint_within_its_policy_s_timeout_is_served_however_slow() -> None:
+    """30 s configured and 20 s taken: its breaker opens for its slowness, and its probes, and what is learned, let it back."""
+
+    async def main(sim: Simulation) -> None:
+        sim.client.on(URL, answers_after(20.0))
+        async with sim.dispatcher() as gp:
+            endpoint = await gp.endpoints.create(URL, probe=False)
+            for _ in range(500):
+                await gp.publish("a.b", b"x")
+                await asyncio.sleep(5)
+            await asyncio.sleep(600)
+            infos = await sim.deliveries(endpoint)
+            assert {(info.state, info.attempts) for info in infos} == {("delivered", 1)}
+
+    simulate(main, policy=ClientPolicy(read_timeout=30.0))
+
+
+def test_a_process_that_stood_still_blames_nobody() -> None:
+    """Suspended for a while, it finds all that is in flight old: that shows nothing of those who owe the answers."""
+
+    async def main(sim: Simulation) -> None:
+        sim.client.on(URL, answers_after(4.0))
+        async with sim.dispatcher() as gp:
+            endpoint = await gp.endpoints.create(URL, probe=False)
+            for _ in range(6):
+                await gp.publish("a.b", b"x")
+            await asyncio.sleep(1)
+            sim.clock.advance(5.0)
+            await asyncio.sleep(10)
+            assert "circuit_opened" not in sim.heard.kinds()
+            assert {info.state for info in await sim.deliveries(endpoint)} == {"delivered"}
+
+    simulate(main)
+
+
+def test_a_breaker_that_was_saved_by_a_clock_far_ahead_is_not_believed() -> None:
+    """A day in the future when it opened, set right before the next start: half an hour is the longest pause there is."""
+
+    async def main(sim: Simulation) -> None:
+        sim.client.on(URL, HANGS)
+        sim.clock.step_wall(DAY)
+        async with sim.dispatcher() as gp:
+            endpoint = await gp.endpoints.create(URL, probe=False)
+            for _ in range(10):
+                await gp.publish("a.b", b"x")
+            await asyncio.sleep(30)
+            assert "circuit_opened" in sim.heard.kinds()
+        sim.clock.step_wall(-DAY)
+        sim.client.on(URL, responds(200))
+        async with sim.dispatcher() as gp:
+            await gp.publish("a.b", b"x")
+            await asyncio.sleep(60)
+            assert "delivered" in {info.state for info in await sim.deliveries(endpoint)}
+
+    simulate(main)
+
+
+def test_a_breaker_closed_by_a_pause_is_closed_after_a_restart() -> None:
+    """What was learned of an endpoint that was idle for long waits packed; the pause must reach it there, too."""
+
+    async def main(sim: Simulation) -> None:
+        sim.client.on(URL, responds(500))
+        async with sim.dispatcher() as gp:
+            endpoint = await gp.endpoints.create(URL, probe=False)
+            for _ in range(12):
+                await gp.publish("a.b", b"x")
+            await asyncio.sleep(20)
+            assert "circuit_opened" in sim.heard.kinds()
+            await gp.deliveries.cancel(DeliveryFilter(endpoint=endpoint.number))
+        async with sim.dispatcher() as gp:
+            await asyncio.sleep(1)
+            await gp.endpoints.pause(endpoint.id)
+            await asyncio.sleep(1)
+        async with sim.dispatcher() as gp:
+            await asyncio.sleep(1)
+            known = gp.limits.endpoint(endpoint.number)
+            assert known is not None
+            assert known.state is BreakerState.CLOSED
 
     simulate(main)
 

@@ -38,6 +38,15 @@ def test_an_internal_service_gets_half_as_much_again(p99: float, expected: float
     assert taught(p99, 300, SAME_DC).in_force(1.0, SAME_DC) == pytest.approx(expected)
 
 
+def test_learning_takes_nothing_from_who_needs_more_than_it_may_give() -> None:
+    """A policy of 30 s is there for somebody who takes 20: after two hundred answers, 15 s would fail all the others."""
+    timeout = taught(20.0, 300)
+    assert timeout.in_force(30.0, THIRD_PARTY) == 30.0
+    assert "more than may be learned" in timeout.learned(30.0, THIRD_PARTY).text
+    assert timeout.in_force(10.0, THIRD_PARTY) == 15.0
+    assert taught(4.0, 300).in_force(30.0, THIRD_PARTY) == pytest.approx(10.0)
+
+
 def test_too_few_samples_leave_the_default() -> None:
     """Case 49: 49 for third parties, 199 within the data centre."""
     assert taught(0.2, 49).in_force(10.0, THIRD_PARTY) == 10.0

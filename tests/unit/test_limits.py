@@ -186,6 +186,15 @@ def test_an_endpoints_own_timeout_beats_what_is_learned() -> None:
     assert LimitRules(read_timeout=5.0, pinned=True).probe_limit == 15.0
 
 
+def test_a_probe_asks_no_more_than_an_ordinary_attempt() -> None:
+    """Under a policy of 30 s, who takes 20 would be well until its breaker opens, and dead ever after."""
+    assert LimitRules(read_timeout=30.0).probe_limit == 30.0
+    assert LimitRules(adapt=AdaptRules(ceiling=25.0)).probe_limit == 25.0
+    assert LimitRules(adapt=AdaptRules(ceiling=25.0), pinned=True).probe_limit == 15.0
+    limits = silenced(LimitRules(read_timeout=30.0))
+    assert limits.attempt_timeout(limits.started(NOW + 30 * SECOND)) == 30.0
+
+
 def test_the_endpoint_may_ask_for_a_pause() -> None:
     """Retry-After of a 429, bounded: it is said by somebody we do not know."""
     limits = EndpointLimits(RULES)
@@ -213,6 +222,56 @@ def test_a_reset_opens_the_door() -> None:
     for _ in range(4):
         attempt(limits, TIMEOUT)
     assert limits.closed
+
+
+def test_what_is_in_flight_at_a_reset_is_no_evidence_after() -> None:
+    """Six that hang when their endpoint is paused must not open the breaker that its owner finds closed."""
+    limits = EndpointLimits(RULES)
+    flights = [limits.started(NOW) for _ in range(6)]
+    limits.reset()
+    assert limits.age(NOW + 6 * SECOND, 0.5) == ()
+    for flight in flights:
+        assert limits.finished(flight, TIMEOUT, NOW + 10 * SECOND, 0.5) == ()
+    assert limits.closed
+
+
+def test_nobody_is_slow_while_we_do_not_look() -> None:
+    """A process that stood still for a while finds everything in flight old."""
+    limits = Limits(BreakerRules())
+    flights = [limits.started(1, "https://h.example", RULES, NOW) for _ in range(6)]
+    limits.excuse([1, 2])
+    assert limits.age(1, NOW + 6 * SECOND, 0.5) == []
+    for flight in flights:
+        limits.finished(flight, OK, NOW + 6 * SECOND, 0.5)
+    flights = [limits.started(1, "https://h.example", RULES, NOW) for _ in range(6)]
+    assert limits.age(1, NOW + 6 * SECOND, 0.5), "but then they are looked at again"
+
+
+def test_a_hold_made_by_a_clock_that_was_ahead_is_cut_short() -> None:
+    """Saved by a machine that lived a day in the future; the longest that begins now is the longest there is."""
+    limits = EndpointLimits(RULES)
+    for _ in range(5):
+        attempt(limits, TIMEOUT, NOW + 86_400 * SECOND)
+    again = EndpointLimits.from_bytes(limits.to_bytes(), RULES)
+    again.bound_hold(NOW)
+    assert again.hold_until == NOW
+    assert again.started(NOW).probe
+    limits.hold(600.0, NOW + 86_400 * SECOND)
+    limits.bound_hold(NOW)
+    assert limits.hold_until == NOW
+    limits.hold(600.0, NOW)
+    limits.bound_hold(NOW)
+    assert limits.hold_until == NOW + 600 * SECOND
+
+
+def test_an_endpoint_that_was_forgotten_in_flight_is_not_spoken_of() -> None:
+    """Its part has another owner, whose state ours would replace."""
+    limits = Limits(BreakerRules())
+    flights = [limits.started(1, "https://h.example", RULES, NOW) for _ in range(6)]
+    limits.forget([1])
+    changes = [change for flight in flights for change in limits.finished(flight, TIMEOUT, NOW, 0.5)]
+    assert not [change for change in changes if isinstance(change, EndpointChange)]
+    assert limits.statistics().unsaved == 0
 
 
 def test_a_restart_changes_nothing() -> None:

@@ -229,9 +229,12 @@ class AdaptiveTimeout:
         """The read timeout of the next attempt: the learned one when there is enough to trust, else `configured`."""
         if rules.mode is not AdaptMode.ON or not self.value:
             return configured
+        value = rules.clamp(self.value)
+        if value == rules.ceiling and configured > value:
+            return configured  # it wants all that learning may give, and was given more
         if self.ring.count >= rules.force_from and self.own >= rules.record_from:
-            return rules.clamp(self.value)
-        return max(configured, rules.clamp(self.value)) if self.rebased else configured
+            return value
+        return max(configured, value) if self.rebased else configured
 
     def learned(self, configured: float, rules: AdaptRules) -> Learned:
         """What to show."""
@@ -270,6 +273,8 @@ class AdaptiveTimeout:
             return text
         if rules.mode is AdaptMode.SHADOW:
             return f"{configured:g} s as configured; {text}; shadow mode"
+        if configured > rules.ceiling == rules.clamp(self.value):
+            return f"{configured:g} s as configured, which is more than may be learned; {text}"
         return f"{configured:g} s as configured; {text}; in force from {rules.force_from} samples"
 
     # ------------------------------------------------------------------------------------------------ storing

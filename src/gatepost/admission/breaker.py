@@ -291,6 +291,13 @@ class Breaker:
             self.level += 1
         self._open(TripCause.PROBE, now, u, rules)
 
+    def bound_pause(self, now: int, rules: BreakerRules) -> None:
+        """An open breaker whose pause ends later than the longest that begins now is one of a clock that was ahead: probe now."""
+        if self.open_until > now + rules.open_max * (1 + rules.jitter) * _SECOND_US:
+            self.open_until = now
+        if self._recovered_at > now:
+            self._recovered_at = 0
+
     def reset(self) -> None:
         """An operator, or the endpoint's owner, says it is well: closed, everything forgotten, n = 0."""
         self._step(BreakerInput.RESET)
@@ -374,7 +381,8 @@ class Breaker:
             raise ValueError("a stored breaker in an unknown state")
         breaker = cls()
         breaker.state, breaker.cause = _CODES[state], _CAUSES[cause]
-        breaker.level, breaker.ramp, breaker._passed, breaker._failures_in_row = level, ramp, passed, in_row
+        breaker.level, breaker._passed, breaker._failures_in_row = level, passed, in_row
+        breaker.ramp = max(1, ramp) if breaker.state is _RAMPING else ramp  # damaged, it would hold for ever
         breaker.open_until, breaker._recovered_at = open_until, recovered_at
         breaker._window = OutcomeWindow.from_bytes(stored[_STATE.size :])
         return breaker

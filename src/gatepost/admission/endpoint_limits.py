@@ -12,7 +12,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from gatepost.admission.adapt import AdaptiveTimeout, AdaptRules, Learned
+from gatepost.admission.adapt import AdaptiveTimeout, AdaptMode, AdaptRules, Learned
 from gatepost.admission.alerts import MixAlert, OutcomeMix
 from gatepost.admission.breaker import BREAKER_BYTES, Breaker, BreakerMode, BreakerRules, BreakerState, TripCause
 from gatepost.admission.concurrency import SLOW_OF_MEDIAN, ConcurrencyLimit, ConcurrencyRules, slower
@@ -50,8 +50,10 @@ class LimitRules:
 
     @property
     def probe_limit(self) -> float:
-        """Read timeout of a probe: long enough to tell slow from dead, and never shorter than the endpoint's own."""
-        return max(self.breaker.probe_limit, self.read_timeout) if self.pinned else self.breaker.probe_limit
+        """Read timeout of a probe: long enough to tell slow from dead, and never shorter than an ordinary attempt's may be, for a
+        probe that asks more than they do would keep out for ever whoever they were answered by."""
+        learnable = self.adapt.ceiling if self.adapt.mode is AdaptMode.ON and not self.pinned else 0.0
+        return max(self.breaker.probe_limit, self.read_timeout, learnable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +212,10 @@ class EndpointLimits:
             return self.rules.probe_limit
         return self.read_timeout
 
+    def read_timeout_under(self, configured: float, rules: AdaptRules) -> float:
+        """Seconds that an ordinary attempt would get with this configured value and these bounds for learning."""
+        return self._timeout.in_force(configured, rules)
+
     def hold(self, seconds: float, now: int) -> None:
         """The endpoint asked for a pause (`Retry-After` of a 429 or 503)."""
         self._hold_until = max(self._hold_until, now + round(min(seconds, HOLD_MAX) * _SECOND_US))
@@ -309,10 +315,22 @@ class EndpointLimits:
             return self._starts[self._aged] + self._slow_us
         return None
 
+    def excuse(self) -> None:
+        """Those in flight are no evidence of slowness: time passed in which we did not look."""
+        self._aged = len(self._starts)
+
+    def bound_hold(self, now: int) -> None:
+        """Let no hold be longer than one that begins now can be: it was made while the clock was ahead, and would outlast the
+        trouble by as much. Stored ones may be of another machine's clock."""
+        if self._hold_until > now + HOLD_MAX * _SECOND_US:
+            self._hold_until = 0
+        self._breaker.bound_pause(now, self.rules.breaker)
+
     def reset(self) -> tuple[LimitChange, ...]:
         """The breaker closes because somebody says so: the endpoint was enabled again, or its URL changed."""
         self._hold_until = 0
         self._probing = False
+        self.excuse()  # they belong to the story before
         if self._breaker.state is _CLOSED:
             self._breaker.reset()
             return ()

@@ -198,7 +198,10 @@ class Limits:
             ours = self._suspect(now, changes)
         if self._hosts or sign is Sign.SETUP or host not in self._proven:
             self._finish_host(host, host_flight, facts, now, u, ours, changes)
-        for change in limits.finished(flight, facts, now, u, ours=ours):
+        found = limits.finished(flight, facts, now, u, ours=ours)
+        if self.peek(number) is not limits:
+            return changes  # forgotten meanwhile: the endpoint is gone, or another's to speak of
+        for change in found:
             self._note(number, change, changes)
         if sign is not Sign.NOTHING:
             self._dirty.add(number)
@@ -208,10 +211,19 @@ class Limits:
         """Count an endpoint's attempts in flight that have become slow."""
         changes: list[Change] = []
         limits = self.peek(number)
+        if self._suspected and self._suspect(now, changes):
+            return changes  # our own trouble: nobody is slow by it
         if limits is not None:
             for change in limits.age(now, u):
                 self._note(number, change, changes)
         return changes
+
+    def excuse(self, numbers: Iterable[int]) -> None:
+        """We were not looking: what is in flight to these endpoints is no evidence of slowness."""
+        for number in numbers:
+            limits = self.peek(number)
+            if limits is not None:
+                limits.excuse()
 
     def reset(self, number: int) -> list[Change]:
         """An endpoint was enabled again: its breaker closes."""

@@ -33,6 +33,7 @@ from gatepost.dispatch.catalogue import Catalogue, Listed
 from gatepost.dispatch.endpoint_memory import EndpointMemory, Value
 from gatepost.dispatch.notices import Notices
 from gatepost.dispatch.seats import EndpointSettings
+from gatepost.net.sweeper import LAG_BLAMES_US
 
 SECTION: Final = "limits"
 """In the memory of endpoints."""
@@ -128,9 +129,10 @@ class DispatchLimits:
             return None
         if not self._limits.knows(number):
             return listed.settings
-        limits = self._limits.endpoint(number, listed.settings.host, self.rules_of(listed))
+        limits, now = self._limits.endpoint(number, listed.settings.host, self.rules_of(listed)), self._store_time()
+        limits.bound_hold(now)
         cap, hold_until = limits.cap, limits.hold_until
-        if hold_until <= self._store_time():
+        if hold_until <= now:
             hold_until = 0
         if cap == listed.settings.cap and not hold_until:
             return listed.settings
@@ -202,7 +204,9 @@ class DispatchLimits:
         listed = self._catalogue.get(number)
         if listed is None:
             self._limits.forget([number])
-        elif not listed.settings.open:
+        elif not listed.settings.open and self._limits.knows(number):
+            # An idle one is woken, since it must be saved closed too.
+            self._limits.endpoint(number, listed.settings.host, self.rules_of(listed))
             self._limits.reset(number)
 
     def drop(self, numbers: Iterable[int]) -> None:
@@ -246,6 +250,11 @@ class DispatchLimits:
             return None
         return self._limits.endpoint(number, listed.settings.host, self.rules_of(listed)).statistics()
 
+    def p99(self, number: int) -> float | None:
+        """The p99 of an endpoint's responses in seconds; None when it is unknown, or the endpoint rests."""
+        limits = self._limits.peek(number)
+        return None if limits is None else limits.learned().p99
+
     def statistics(self) -> LimitsStatistics:
         """A snapshot."""
         return self._limits.statistics()
@@ -264,8 +273,11 @@ class DispatchLimits:
                         await self._flying.wait()
                 except TimeoutError:
                     pass
+            asleep_at = self._store_time()
             await asyncio.sleep(AGE_EVERY)
             now = self._store_time()
+            if now - asleep_at > (AGE_EVERY + LAG_BLAMES_US) * _SECOND_US:
+                self._limits.excuse(self._in_flight)  # our loop stood still, or the store's clock went forward
             for number in list(self._in_flight):
                 changes = self._limits.age(number, now, self._entropy.uniform())
                 if changes:
