@@ -32,6 +32,7 @@ from gatepost.dispatch.bodies import Bodies
 from gatepost.dispatch.catalogue import Catalogue, Listed
 from gatepost.dispatch.limits import DispatchLimits
 from gatepost.dispatch.notices import Notices
+from gatepost.dispatch.policy_watch import PolicyWatch
 from gatepost.dispatch.round import Start
 from gatepost.dispatch.settle import Result
 from gatepost.dispatch.streaks import Streaks
@@ -127,6 +128,7 @@ class AttemptRunner:
         desk: Desk,
         streaks: Streaks,
         limits: DispatchLimits,
+        watch: PolicyWatch,
         notices: Notices,
         observer: Observer | None,
         clock: Clock,
@@ -140,6 +142,7 @@ class AttemptRunner:
         self._desk = desk
         self._streaks = streaks
         self._limits = limits
+        self._watch = watch
         self._notices = notices
         self._observer = observer
         self._clock = clock
@@ -188,6 +191,7 @@ class AttemptRunner:
             if until is not None and start.lane.fifo:  # what is ordered must have ended when the next owner may begin
                 deadline = Deadline.until(round(until * NANOSECONDS), name="part lease", clock=self._clock)
             attempt = await self._send(listed, event, webhook_id, flying.policy, deadline)
+            self._watch.ended(flying, listed, attempt)
             closed, ended = self._limits.end(flying, listed, attempt), True
         except asyncio.CancelledError:
             self._defer(start, self._store_time())  # the client has said what became of it; the row waits as it was

@@ -41,8 +41,11 @@ from gatepost.dispatch.operations import DeadLetters, Deliveries
 from gatepost.dispatch.outboxes import OutboxFollower, OutboxStatus
 from gatepost.dispatch.own_outbox import OwnOutbox
 from gatepost.dispatch.policies import Policies
+from gatepost.dispatch.policy_reports import PolicyReports
 from gatepost.dispatch.policy_view import PolicyView
+from gatepost.dispatch.policy_watch import PolicyWatch
 from gatepost.dispatch.publisher import outbox_event, outbox_receipt
+from gatepost.dispatch.rollout import RolloutLoop
 from gatepost.dispatch.round import SchedulerLimits
 from gatepost.dispatch.scheduler import LaneScheduler, SchedulerStatistics
 from gatepost.dispatch.settle import Result, SettleBuffer
@@ -239,6 +242,9 @@ class Dispatcher:
         )
         self._leases.load = self._worker
         self.limits.steered = self._worker
+        self._watch = PolicyWatch(
+            self._view, self._memory, self.limits.p99, self.settings.limits.breaker, self._store_time
+        )
         self._streaks = Streaks(self._memory, self._catalogue, self._worker.disable, self.settings.disable_after)
         self._worker.runner = AttemptRunner(
             client,
@@ -247,6 +253,7 @@ class Dispatcher:
             self._worker,
             self._streaks,
             self.limits,
+            self._watch,
             self._notices,
             observer,
             clock,
@@ -324,6 +331,19 @@ class Dispatcher:
             self._policy_in_force,
         )
         self._catalogue.on_policy = self.policies.refresh
+        self.policy_reports: Final = PolicyReports(
+            store, self._catalogue, self._view, self._watch, self._memory, self._owns, self._store_time
+        )
+        self.rollout: Final = RolloutLoop(
+            store,
+            self.policies,
+            self.policy_reports,
+            self._watch,
+            self._notices,
+            self._store_time,
+            self._owns_part_0,
+            lambda: self._numbers_of(self._owned_parts()),
+        )
         self.deliveries: Final = Deliveries(store, self._worker, self._store_time, self._is_registered)
         self.dead_letters: Final = DeadLetters(store, self._worker, self._store_time, self._is_registered)
         self.tenants: Final = Tenants(
@@ -585,6 +605,11 @@ class Dispatcher:
             outboxes=tuple(follower.status for follower in self._outboxes),
         )
 
+    @property
+    def policy_trips(self) -> Mapping[tuple[str, str], int]:
+        """Attempts that a limit tried in shadow would have met, by host and limit, since the start."""
+        return self._watch.trips
+
     def lag_seconds(self) -> float:
         """How long the row that waits longest in this process' memory has been due. O(lanes): for status, not for metrics."""
         oldest = self._scheduler.oldest_due()
@@ -604,6 +629,8 @@ class Dispatcher:
     def _endpoint_changed(self, number: int) -> None:
         self._streaks.changed(number)
         self.limits.endpoint_changed(number)
+        if not self._is_registered(number):
+            self._watch.drop([number])
         if not self._is_registered(number) and number % self.store.capabilities.parts in self._leases.epochs:
             self._memory.forget(number)
         self._worker.endpoint_changed(number)
@@ -641,6 +668,7 @@ class Dispatcher:
         for number in numbers:
             self._memory.drop(number)
         self.limits.drop(numbers)
+        self._watch.drop(numbers)
         self._worker.drop(parts)
 
     def _renewed(self) -> None:
@@ -690,8 +718,15 @@ class Dispatcher:
         own = OwnOutbox(self.store, self._take_outbox, self._owns_part_0, self._notices, clock, entropy)
         return {
             "outbox": own.run,
+            "rollout": self._move_rollout,
             **{f"outbox {number}": follower.run for number, follower in enumerate(self._outboxes, 1)},
         }
+
+    async def _move_rollout(self) -> None:
+        await self.rollout.run()  # made after the loops were listed
+
+    def _owns(self, number: int) -> bool:
+        return number % self.store.capabilities.parts in self._leases.epochs
 
     def _owns_part_0(self) -> bool:
         return 0 in self._leases.epochs

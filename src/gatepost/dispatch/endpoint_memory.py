@@ -92,7 +92,7 @@ class EndpointMemory:
         for at in range(0, len(wanted), LOADED_AT_ONCE):
             found = await self._store.load_states(wanted[at : at + LOADED_AT_ONCE])
             for number, state in found.items():
-                if number not in self._changed and (sections := _decoded(state)):
+                if number not in self._changed and (sections := sections_of(state)):
                     for section, (_, loaded) in self._lent.items():
                         if section in sections:
                             loaded(number, sections.pop(section))
@@ -142,7 +142,8 @@ class EndpointMemory:
             self._notices.trouble("endpoint_memory_unsaved", error)
 
 
-def _decoded(state: bytes) -> dict[str, Value]:
+def sections_of(state: bytes) -> dict[str, Value]:
+    """What a stored state holds, by section; for those who read states of endpoints that are not theirs."""
     try:
         sections = json.loads(state)
     except ValueError:

@@ -110,6 +110,11 @@ class Policies:
         return self._view.book
 
     @property
+    def endpoint_count(self) -> int:
+        """Endpoints known."""
+        return self._catalogue.endpoint_count
+
+    @property
     def process(self) -> str:
         """This process' name."""
         return self._view.process
@@ -218,17 +223,27 @@ class Policies:
         policy = self._view.proposed(listed.endpoint, {}, before)
         own = dict(listed.endpoint.limits)
         pinned = {name: getattr(policy, name) for name in rollout.values if name not in own}
-        await self.override(endpoint_id, pinned, by=by, why=f"rollout {rollout.number} taken back: {why}")
+        await self.override({endpoint_id: pinned}, by=by, why=f"rollout {rollout.number} taken back: {why}")
         return pinned
 
-    async def override(self, endpoint_id: str, limits: Mapping[str, float], *, by: str, why: str) -> None:
-        """Give an endpoint overrides beside those it has, and note it among the changes of the policy."""
-        if not limits:
-            return
-        listed = self._listed(endpoint_id)
-        await self._endpoints.update(endpoint_id, limits={**listed.endpoint.limits, **limits})
-        written = " ".join(f"{name}={value:g}" for name, value in limits.items())
-        await self._change(f"override {endpoint_id} {written}", by, why, lambda book: book, force=True)
+    async def override(self, limits: Mapping[str, Mapping[str, float]], *, by: str, why: str) -> int:
+        """Give endpoints (by id) overrides beside those they have, noted as one change of the policy; returns how many got some.
+
+        An endpoint that is gone by now is left out.
+        """
+        given = {endpoint_id: own for endpoint_id, own in limits.items() if own}
+        written = []
+        for endpoint_id, own in given.items():
+            listed = self._listed(endpoint_id)
+            try:
+                await self._endpoints.update(endpoint_id, limits={**listed.endpoint.limits, **own})
+            except NotFound:
+                continue
+            written.append(f"{endpoint_id} {' '.join(f'{name}={value:g}' for name, value in own.items())}")
+        if written:
+            action = f"override {len(written)}: {', '.join(written)}" if len(written) > 1 else f"override {written[0]}"
+            await self._change(action, by, why, lambda book: book, force=True)
+        return len(written)
 
     async def try_in_shadow(self, values: Mapping[str, LayerValue], *, by: str, why: str) -> PolicyChange:
         """Record of each delivery whether these limits would have ended it, instead of what was tried; none: record nothing."""

@@ -1,0 +1,258 @@
+"""A change of the policy on its way out, on virtual time: what a shadow finds, how a rollout goes on, ends, and is taken back."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import pytest
+
+from gatepost.admission.compare import Ending
+from gatepost.admission.rollout import RolloutPlan, Stage, cohort_of
+from gatepost.delivery.policy_layers import LayerName, LayerValue
+from gatepost.delivery.records import Endpoint
+from gatepost.dispatch.dispatcher import Dispatcher, DispatcherSettings
+from gatepost.errors import Conflict
+from gatepost.testing.fake_client import responds, silent
+from tests.simulation.fleet import Fleet
+from tests.simulation.harness import UNGUARDED, Simulation
+
+BY: Final = "alice"
+WHY: Final = "a test"
+TIGHT: Final = {"read_timeout": LayerValue(4.0)}
+QUICK: Final = RolloutPlan(1_800.0, 3_600.0, 3_600.0, (0.2, 0.6), None)
+
+
+async def publish_for(gp: Dispatcher, seconds: float, every: float) -> None:
+    """An event for everybody now and then."""
+    for _ in range(round(seconds / every)):
+        await gp.publish("t", {})
+        await asyncio.sleep(every)
+
+
+def test_a_shadow_ends_nothing_and_counts_what_would_be_lost() -> None:
+    """A slow receiver keeps getting its deliveries; the report names it, its host and an override that would spare it."""
+    simulation = Simulation()
+
+    async def main(simulation: Simulation) -> None:
+        async with simulation.dispatcher(settings=DispatcherSettings(limits=UNGUARDED)) as gp:
+            slow = await gp.endpoints.create("https://slow.receivers.net/")
+            fast = await gp.endpoints.create("https://fast.receivers.net/")
+            spared = await gp.endpoints.create("https://spared.receivers.net/", limits={"read_timeout": 9.0})
+            for endpoint in (slow, spared):
+                simulation.client.on(endpoint.url, responds(200, delay=5.0))
+            await gp.policies.try_in_shadow(TIGHT, by=BY, why=WHY)
+            await publish_for(gp, 300, 10)
+            await asyncio.sleep(20)
+            assert (await simulation.store.totals()).waiting == 0
+            assert gp.policies.explain(slow.id).effective.policy.read_timeout == 10.0
+            report = await gp.policy_reports.shadow(gp.policies.book.shadow_number)
+            assert (report.judged, report.delivered, report.lost, report.losing, report.unspared) == (90, 90, 30, 1, 1)
+            (loss,) = report.endpoints
+            assert (loss.endpoint_id, loss.host, loss.lost) == (slow.id, "https://slow.receivers.net:443", 30)
+            assert loss.limits["read_timeout"] == 30
+            assert loss.limits["breaker"] == 6  # every five in a row
+            assert loss.proposed["read_timeout"] == pytest.approx(15.0, rel=0.25)
+            assert gp.policy_trips[("https://slow.receivers.net:443", "read_timeout")] == 30
+            assert not [one for one in gp.policy_trips if "fast" in one[0] or "spared" in one[0]]
+            applied = {one.endpoint_id: one.proposed for one in report.endpoints}
+            assert await gp.policies.override(applied, by=BY, why=WHY) == 1
+            assert (await gp.policy_reports.shadow(report.number)).unspared == 0
+            await gp.policies.set(LayerName.FLEET, TIGHT, by=BY, why=WHY)
+            assert gp.policies.explain(slow.id).effective.policy.read_timeout == loss.proposed["read_timeout"]
+            assert gp.policies.explain(fast.id).effective.policy.read_timeout == 4.0
+            await gp.policies.try_in_shadow({}, by=BY, why=WHY)
+            assert not gp.policies.book.shadow
+
+    simulation.run(main)
+
+
+def test_a_lower_cap_in_shadow_is_a_wait_and_no_loss() -> None:
+    """Work over a cap waits in its lane: it is counted apart from deliveries that would fail."""
+    simulation = Simulation()
+
+    async def main(simulation: Simulation) -> None:
+        async with simulation.dispatcher(settings=DispatcherSettings(limits=UNGUARDED)) as gp:
+            await gp.endpoints.create("https://a.receivers.net/")
+            simulation.client.on("https://a.receivers.net/", responds(200, delay=2.0))
+            await gp.policies.try_in_shadow({"per_endpoint_concurrency": LayerValue(2)}, by=BY, why=WHY)
+            for _ in range(6):
+                await gp.publish("t", {})
+            await asyncio.sleep(10)
+            report = await gp.policy_reports.shadow(gp.policies.book.shadow_number)
+            assert (report.judged, report.lost) == (6, 0)
+            assert gp.policy_trips == {("https://a.receivers.net:443", "per_endpoint_concurrency"): 4}
+
+    simulation.run(main)
+
+
+async def at_stage(gp: Dispatcher, stage: Stage, share: float, within: float) -> None:
+    """Until a rollout is somewhere, in virtual seconds."""
+    async with asyncio.timeout(within):
+        while True:
+            rollout = gp.policies.book.rollout
+            if rollout is not None and rollout.stage is stage and rollout.share == share:
+                return
+            await asyncio.sleep(5)
+
+
+async def deliver(gp: Dispatcher) -> None:
+    """Events until cancelled."""
+    while True:
+        await gp.publish("t", {})
+        await asyncio.sleep(30)
+
+
+def fleet_settings() -> DispatcherSettings:
+    """No breakers: they would hide failures that the comparison is about."""
+    return DispatcherSettings(limits=UNGUARDED)
+
+
+async def two(fleet: Fleet) -> tuple[Dispatcher, Dispatcher, list[Endpoint]]:
+    """Two processes with forty endpoints."""
+    for name in ("a-1", "b-1"):
+        await fleet.add(name, settings=fleet_settings())
+    await fleet.balanced()
+    first, second = (member.gp for member in fleet.members)
+    return first, second, await fleet.endpoints(first, 40)
+
+
+def test_a_harmless_change_goes_from_shadow_to_all_by_itself() -> None:
+    """Shadow, one process, cohorts, all: by the owner of part 0 alone, each stage after its hold with a verdict that names n."""
+    fleet = Fleet()
+
+    async def main(fleet: Fleet) -> None:
+        first, second, endpoints = await two(fleet)
+        traffic = asyncio.ensure_future(deliver(first))
+        plan = RolloutPlan(1_800.0, 1_800.0, 1_800.0, (0.5,), None, tolerance=0.05)
+        await first.policies.begin_rollout({"write_timeout": LayerValue(4.0)}, plan, by=BY, why=WHY, canary="b-1")
+        await at_stage(second, Stage.CANARY, 0.0, 2_500)
+        await asyncio.sleep(2)
+        assert first.policies.of_process().policy.write_timeout == 5.0
+        assert second.policies.of_process().policy.write_timeout == 4.0
+        await at_stage(first, Stage.COHORT, 0.5, 2_500)
+        await asyncio.sleep(2)
+        for gp in (first, second):
+            for endpoint in endpoints:
+                expected = 4.0 if cohort_of(endpoint.number) < 0.5 else 5.0
+                assert gp.policies.explain(endpoint.id).effective.policy.write_timeout == expected
+        await at_stage(first, Stage.ALL, 1.0, 2_500)
+        await asyncio.sleep(2)
+        assert second.policies.of_process().of("write_timeout").layer == "fleet"
+        history = [version.action for version in await first.policies.history()]
+        assert history == [
+            "rollout all",
+            "rollout cohort 0.5",
+            "rollout canary",
+            "rollout start write_timeout=4.0",
+        ]
+        assert "n = " in (await first.policies.history())[0].why
+        traffic.cancel()
+
+    fleet.run(main)
+
+
+def test_a_harmful_change_is_aborted_by_itself_and_everywhere_within_two_seconds() -> None:
+    """Endpoints of the canary begin to fail with it: the old value is back before the hold is over, and the history says why."""
+    fleet = Fleet()
+
+    async def main(fleet: Fleet) -> None:
+        first, second, endpoints = await two(fleet)
+        traffic = asyncio.ensure_future(deliver(first))
+        await first.policies.begin_rollout({"write_timeout": LayerValue(4.0)}, QUICK, by=BY, why=WHY, canary="b-1")
+        await at_stage(second, Stage.CANARY, 0.0, 2_500)
+        for endpoint in endpoints:
+            fleet.members[1].client.on(
+                endpoint.url, *[answer for _ in range(500) for answer in (silent(1.0), responds(200))]
+            )
+        await at_stage(first, Stage.ABORTED, 0.0, 3_500)
+        await asyncio.sleep(2)
+        for gp in (first, second):
+            assert gp.policies.of_process().policy.write_timeout == 5.0
+        newest = (await first.policies.history())[0]
+        assert (newest.actor, newest.action) == ("rollout", "rollout aborted")
+        assert "makes deliveries fail" in newest.why
+        assert "rollout_aborted" in fleet.heard.kinds()
+        traffic.cancel()
+
+    fleet.run(main)
+
+
+def test_an_operator_advances_aborts_and_takes_back_one_endpoint_or_all() -> None:
+    """One command each, in force at once here and within two seconds elsewhere, with who and why kept."""
+    fleet = Fleet()
+
+    async def main(fleet: Fleet) -> None:
+        first, second, endpoints = await two(fleet)
+        policies = first.policies
+        await policies.begin_rollout(TIGHT, QUICK, by=BY, why=WHY)
+        with pytest.raises(Conflict, match="in its shadow stage"):
+            await policies.begin_rollout(TIGHT, QUICK, by=BY, why=WHY)
+        for _ in range(4):  # canary, two cohorts, all
+            await policies.advance_rollout(["a-1", "b-1"], by=BY, why="seen enough")
+        await asyncio.sleep(2)
+        assert second.policies.of_process().policy.read_timeout == 4.0
+        one, other = endpoints[:2]
+        assert await second.policies.roll_back_endpoint(one.id, by="bob", why="eleven consumers") == {
+            "read_timeout": 10.0
+        }
+        await asyncio.sleep(2)
+        assert policies.explain(one.id).effective.policy.read_timeout == 10.0
+        assert policies.explain(other.id).effective.policy.read_timeout == 4.0
+        newest = (await policies.history())[0]
+        assert (newest.actor, newest.why) == ("bob", "rollout 1 taken back: eleven consumers")
+        await policies.abort_rollout(by="bob", why="all of them")
+        await asyncio.sleep(2)
+        assert second.policies.explain(other.id).effective.policy.read_timeout == 10.0
+        with pytest.raises(Conflict, match="aborted before"):
+            await second.policies.abort_rollout(by=BY, why=WHY)
+
+    fleet.run(main)
+
+
+def test_what_endpoints_count_goes_on_with_their_next_owner() -> None:
+    """A process is stopped in the middle of a stage: the comparison loses nothing."""
+    fleet = Fleet()
+
+    async def main(fleet: Fleet) -> None:
+        first, _, endpoints = await two(fleet)
+        await first.policies.begin_rollout({"write_timeout": LayerValue(4.0)}, QUICK, by=BY, why=WHY)
+        await asyncio.sleep(2)
+        await publish_for(first, 600, 20)
+        await asyncio.sleep(30)
+        await fleet.members[1].stop()
+        await fleet.balanced()
+        rollout = first.policies.book.rollout
+        assert rollout is not None
+        cases = await first.policy_reports.cases(rollout)
+        assert len(cases) == len(endpoints)
+        assert {case.since for case in cases} == {Ending(30, 0)}
+
+    fleet.run(main)
+
+
+def test_a_review_says_which_budgets_do_not_fit_and_since_when() -> None:
+    """Weekly by itself and on demand; it suggests, and changes nothing."""
+    simulation = Simulation()
+
+    async def main(simulation: Simulation) -> None:
+        async with simulation.dispatcher(settings=DispatcherSettings(limits=UNGUARDED)) as gp:
+            slow = await gp.endpoints.create("https://slow.receivers.net/")
+            simulation.client.on(slow.url, responds(200, delay=6.0))
+            await publish_for(gp, 600, 10)
+            first = (await gp.policy_reports.review())[0]
+            assert first.endpoint_id == slow.id
+            (phase,) = first.review.phases
+            assert (phase.limit, phase.fit, phase.budget) == ("read_timeout", "tight", 10.0)
+            assert phase.p99 == pytest.approx(6.0, rel=0.2)
+            assert phase.suggested == pytest.approx(18.0, rel=0.2)
+            await gp.rollout.review()
+            noted_at = simulation.clock.wall_us()
+            await asyncio.sleep(3_600)
+            again = (await gp.policy_reports.review())[0].review.phases[0]
+            assert again.since == pytest.approx(noted_at, abs=1e6)
+            assert gp.policies.explain(slow.id).effective.policy.read_timeout == 10.0
+        async with simulation.dispatcher() as gp:
+            assert (await gp.policy_reports.review())[0].review.phases[0].since == pytest.approx(noted_at, abs=1e6)
+
+    simulation.run(main)
