@@ -192,6 +192,11 @@ class Breaker:
         return f"<Breaker {self.state} level={self.level} {self._window!r}>"
 
     @property
+    def recovered_at(self) -> int:
+        """When enough probes passed last, UTC microseconds; 0: never, or forgotten by a reset."""
+        return self._recovered_at
+
+    @property
     def counting(self) -> bool:
         """Ordinary attempts are evidence now."""
         return self.state is _CLOSED or self.state is _RAMPING

@@ -114,6 +114,7 @@ class EndpointStatistics:
     cause: TripCause | None
     level: int
     open_until: int
+    """End of its last pause, UTC microseconds; 0: none."""
     cap: int
     """Attempts in flight allowed now, a ramp included; 0 while open."""
     learned_cap: int
@@ -122,6 +123,8 @@ class EndpointStatistics:
     """In force, seconds."""
     learned: Learned
     alarm: Sign | None
+    recovered_at: int
+    """When its breaker last let it back, UTC microseconds; 0: never."""
 
 
 class EndpointLimits:
@@ -374,6 +377,7 @@ class EndpointLimits:
             self.read_timeout,
             self.learned(),
             self._mix.alarm,
+            breaker.recovered_at,
         )
 
     # ------------------------------------------------------------------------------------------------- storing

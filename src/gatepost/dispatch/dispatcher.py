@@ -29,6 +29,7 @@ from gatepost.dispatch.endpoint_memory import EndpointMemory
 from gatepost.dispatch.endpoints import Endpoints
 from gatepost.dispatch.fan_out import FanOuts
 from gatepost.dispatch.intake import PUBLISH_TIMEOUT, Intake, IntakeStatistics
+from gatepost.dispatch.learned import LearnedLimits
 from gatepost.dispatch.leases import LeaseKeeper
 from gatepost.dispatch.limits import DispatchLimits, LimitSettings
 from gatepost.dispatch.loop_lag import LoopLag
@@ -309,6 +310,7 @@ class Dispatcher:
         self._intake: Intake | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
+        self.learned: Final = LearnedLimits(store, self._catalogue, self.limits)
         self.endpoints: Final = Endpoints(
             store,
             self._catalogue,

@@ -16,6 +16,7 @@ from gatepost.service.api.context import (
     owned_endpoint,
     page_view,
 )
+from gatepost.service.api.learned_view import learned_view
 from gatepost.service.api.models import EndpointFields, NewEndpoint, Pause, Rotation
 from gatepost.service.api.problems import Problem
 from gatepost.service.api.views import endpoint_view
@@ -51,8 +52,10 @@ async def list_endpoints(
 
 @router.get("/{endpoint_id}")
 async def get_endpoint(service: ServiceDep, caller: CallerDep, endpoint_id: str) -> dict[str, Any]:
-    """One endpoint, its secrets and header values masked."""
-    return endpoint_view(await owned_endpoint(service, caller, endpoint_id))
+    """One endpoint, its secrets and header values masked, with what its owner has learned about it."""
+    endpoint = await owned_endpoint(service, caller, endpoint_id)
+    known = await service.dispatcher.learned.of(endpoint.number)
+    return {**endpoint_view(endpoint), "learned": None if known is None else learned_view(known)}
 
 
 @router.patch("/{endpoint_id}")

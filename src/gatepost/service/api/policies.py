@@ -34,7 +34,7 @@ async def explain_policy(service: ServiceDep, caller: CallerDep, endpoint_id: st
     endpoint = await owned_endpoint(service, caller, endpoint_id)
     policies = service.dispatcher.policies
     await policies.refresh()
-    return explained_view(policies.explain(endpoint.id))
+    return explained_view(policies.explain(endpoint.id), await service.dispatcher.learned.of(endpoint.number))
 
 
 @router.get("/history")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from gatepost.admission.endpoint_limits import EndpointStatistics
 from gatepost.admission.policy_book import PolicyBook
 from gatepost.admission.rollout import Rollout
 from gatepost.delivery.policy_layers import GRADUAL, EffectivePolicy, LayerValue, Values
+from gatepost.dispatch.learned import KnownLimits
 from gatepost.dispatch.policies import Explained, PolicyChange
+from gatepost.service.api.learned_view import learned_view
 from gatepost.service.api.views import time_text
 from gatepost.store.port import PolicyVersion
 
@@ -31,34 +32,15 @@ def effective_view(effective: EffectivePolicy) -> list[dict[str, Any]]:
     ]
 
 
-def explained_view(explained: Explained) -> dict[str, Any]:
-    """The limits of one endpoint."""
+def explained_view(explained: Explained, known: KnownLimits | None) -> dict[str, Any]:
+    """The limits of one endpoint, and what its owner knows of it."""
     return {
         "endpoint_id": explained.endpoint_id,
         "process": explained.process,
         "version": explained.version,
         "place": round(explained.place, 6),
         "limits": effective_view(explained.effective),
-        "learned": None if explained.learned is None else learned_view(explained.learned),
-    }
-
-
-def learned_view(known: EndpointStatistics) -> dict[str, Any]:
-    """What is known about an endpoint by its owner."""
-    learned = known.learned
-    return {
-        "read_timeout": learned.read_timeout,
-        "in_force": learned.in_force,
-        "p50": learned.p50,
-        "p99": learned.p99,
-        "samples": learned.samples,
-        "state": learned.state.value,
-        "learned_at": time_text(learned.learned_at),
-        "mode": learned.mode.value,
-        "text": learned.text,
-        "breaker": known.state.name.lower(),
-        "cap": known.cap,
-        "in_flight": known.in_flight,
+        "learned": None if known is None else learned_view(known),
     }
 
 

@@ -9,6 +9,7 @@ import typer
 
 from gatepost.errors import ConfigurationError
 from gatepost.service.cli.api_client import DEFAULT_URL, ApiClient, KeyOption, TenantOption, UrlOption, segment
+from gatepost.service.cli.learned import learned_lines
 from gatepost.service.cli.output import DONE, NOT, JsonFlag, fail, print_fields, print_json, print_line, print_table
 from gatepost.service.cli.send import parse_headers
 
@@ -109,8 +110,15 @@ def list_endpoints(
 
 @app.command()
 def show(endpoint_id: Id, url: UrlOption = DEFAULT_URL, api_key: KeyOption = None, as_json: JsonFlag = False) -> None:
-    """One endpoint."""
-    _print(_client(url, api_key).call("GET", _path(endpoint_id)), as_json)
+    """One endpoint, and what was learned about it."""
+    answer = _client(url, api_key).call("GET", _path(endpoint_id))
+    if as_json:
+        print_json(answer)
+        return
+    learned = answer.pop("learned")
+    print_fields(answer)
+    for line in ["", *learned_lines(learned)]:
+        print_line(line)
 
 
 @app.command()

@@ -16,6 +16,7 @@ import typer
 from gatepost.delivery.policy import parse_field
 from gatepost.errors import ConfigurationError
 from gatepost.service.cli.api_client import DEFAULT_URL, ApiClient, KeyOption, UrlOption, segment
+from gatepost.service.cli.learned import learned_lines
 from gatepost.service.cli.output import NOT, USAGE, JsonFlag, fail, print_json, print_line, print_table
 from gatepost.service.config import load_settings
 from gatepost.service.effective import doubts, limit_rows
@@ -216,9 +217,8 @@ def _explain_endpoint(answer: dict[str, Any], as_json: bool) -> None:
         return
     print_line(f"{answer['endpoint_id']} in {answer['process']}, version {answer['version']} of the policy")
     _print_limits(answer["limits"])
-    if answer["learned"] is not None:
-        learned = answer["learned"]
-        print_line(f"learned: {learned['text']}; breaker {learned['breaker']}, cap {learned['cap']}")
+    for line in learned_lines(answer["learned"]):
+        print_line(line)
 
 
 def _print_limits(limits: Sequence[dict[str, Any]]) -> None:
