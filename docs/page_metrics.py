@@ -34,6 +34,7 @@ def _rows() -> list[tuple[str, str, str, str]]:
     metrics.delivery_decided(DeliveryObservation("", "", "", "", "", 1, "dead_letter", "gone", None, 0.0, attempt))
     metrics.operational(OperationalObservation("kind", "text"))
     metrics.count_ingest("accepted")
+    metrics.count_trips("https://example.com:443", "read_timeout", 1)
     rows = []
     for family in metrics.registry.collect():
         labels = sorted({label for sample in family.samples for label in sample.labels} - {"le"})

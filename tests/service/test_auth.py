@@ -101,6 +101,11 @@ def bodies() -> dict[str, Any]:
         "/v1/policies/set": {"limits": {"read_timeout": {"value": 1}}, "why": "mine"},
         "/v1/policies/clear": {"why": "mine"},
         "/v1/policies/rollback": {"why": "mine"},
+        "/v1/policies/shadow": {"limits": {}, "why": "mine"},
+        "/v1/policies/shadow:apply": {"why": "mine"},
+        "/v1/policies/rollout": {"limits": {}, "why": "mine"},
+        "/v1/policies/rollout:advance": {"why": "mine"},
+        "/v1/policies/rollout:abort": {"why": "mine"},
     }
 
 

@@ -334,6 +334,49 @@ def test_limits_are_changed_while_everything_runs(service: Served) -> None:
     assert [one["why"] for one in history] == ["y", "x", "too tight", "slow is over"]
 
 
+def test_a_change_is_tried_in_shadow_and_rolled_out(service: Served, receiver: ReceiverProcess) -> None:
+    """Tried, reported, spared, started, looked at, pushed on, taken back for one endpoint, ended."""
+    (endpoint,) = ask(
+        service, "endpoint", "create", f"{receiver.urls[0]}/slow/0.4", "--tier", "third_party", "--type", "shadow.*"
+    )
+    assert endpoint["tier"] == "third_party"
+    ask(service, "policy", "shadow", "set", "read_timeout=0.2", "--why", "tighten")
+    for _ in range(25):
+        ask(service, "publish", "shadow.test", "--data", "{}")
+    delivered = ("deliveries", "list", "--endpoint", endpoint["id"])
+    until(service, *delivered, holds=lambda items: {item["state"] for item in items} == {"delivered"})
+    assert ask(service, "policy", "shadow", "report", code=1)[0]["lost"] == 25
+    (report,) = ask(service, "policy", "shadow", "report", "--apply", "--why", "spare the slow")
+    assert report["endpoints"][0]["endpoint_id"] == endpoint["id"]
+    assert report["applied"]["endpoints"] == 1
+    (explained,) = ask(service, "policy", "explain", endpoint["id"])
+    row = next(one for one in explained["limits"] if one["limit"] == "read_timeout")
+    assert (row["set_by"], row["value"]) == ("endpoint", pytest.approx(1.2, rel=0.4))
+    assert "gatepost_shadow_would_trip_total{" in ApiClient(service.url, None).text("/metrics")
+    assert run("policy", "shadow", "report", "--apply", "--url", service.url).exit_code == 2
+    ask(service, "policy", "shadow", "clear", "--why", "seen")
+    assert ask(service, "rollout", "status", code=1)[0]["rollout"] is None
+    ask(service, "rollout", "start", "write_timeout=0.9", "--why", "tighten", "--shares", "0.5", "--night", "none")
+    (status,) = ask(service, "rollout", "status")
+    assert (status["rollout"]["stage"], "judged" in status["waits_for"]) == ("shadow", True)
+    assert "stage" in run("rollout", "status", "--url", service.url).stdout
+    ask(service, "rollout", "advance", "--why", "one process only")
+    (status,) = ask(service, "rollout", "status")
+    assert (status["rollout"]["stage"], status["rollout"]["share"]) == ("cohort", 0.5)
+    assert status["verdict"]["finding"] == "inconclusive"
+    ask(service, "rollout", "advance", "--why", "to all")
+    (taken,) = ask(service, "policy", "rollback", "--endpoint", endpoint["id"], "--why", "this one not")
+    assert taken["overrides"] == {"write_timeout": 5.0}  # its tier's, which the rollout beat
+    ask(service, "rollout", "abort", "--why", "enough")
+    assert ask(service, "rollout", "status", code=1)[0]["rollout"]["stage"] == "aborted"
+    (review,) = ask(service, "policy", "review", "--all")
+    assert review["items"][0]["limits"]
+    assert run("policy", "review", "--all", "--url", service.url).exit_code == 0
+    assert (
+        run("rollout", "start", "write_timeout=1", "--why", "x", "--shares", "a", "--url", service.url).exit_code == 2
+    )
+
+
 def test_hostile_behaviours_are_listed_and_run() -> None:
     """`gatepost hostile` is for users who test clients of their own."""
     (behaviours,) = lines_of(run("hostile", "list", "--json"))

@@ -607,6 +607,10 @@ class Dispatcher:
             outboxes=tuple(follower.status for follower in self._outboxes),
         )
 
+    def store_time(self) -> int:
+        """UTC microseconds by the store's clock."""
+        return self._store_time()
+
     @property
     def policy_trips(self) -> Mapping[tuple[str, str], int]:
         """Attempts that a limit tried in shadow would have met, by host and limit, since the start."""

@@ -86,7 +86,17 @@ def watch_dispatcher(metrics: Metrics, dispatcher: Dispatcher, clock: Clock) -> 
     def read_policy() -> None:
         metrics.limits = {row.name: float(row.value) for row in dispatcher.policies.of_process().values}
 
+    tripped: dict[tuple[str, str], int] = {}
+
+    def count_trips() -> None:
+        for key, count in list(dispatcher.policy_trips.items()):
+            more = count - tripped.get(key, 0)
+            if more > 0:
+                tripped[key] = count
+                metrics.count_trips(*key, more)
+
     metrics.before_reading.append(count_sheds)
+    metrics.before_reading.append(count_trips)
     metrics.before_reading.append(read_policy)
     metrics.watch("gatepost_policy_version", lambda: dispatcher.policies.version)
     metrics.watch("pool_connections_in_use", lambda: snapshot.client.connections_in_use)

@@ -60,7 +60,18 @@ class ReuseWindow:
 class HostSeries:
     """What is counted for one label. Counters only rise."""
 
-    __slots__ = ("attempts", "host", "joined_at", "opened", "reused", "score", "shed", "touched", "window")
+    __slots__ = (
+        "attempts",
+        "host",
+        "joined_at",
+        "opened",
+        "reused",
+        "score",
+        "shed",
+        "touched",
+        "window",
+        "would_trip",
+    )
 
     def __init__(self, host: str, joined_at: float) -> None:
         self.host = host
@@ -70,6 +81,8 @@ class HostSeries:
         self.opened = 0
         self.reused = 0
         self.shed = 0
+        self.would_trip: dict[str, int] = {}
+        """Attempts that a limit in shadow would have met, by limit."""
         self.window = ReuseWindow()
         self.touched = 0
         """Attempts since the last rebalance."""

@@ -156,6 +156,11 @@ class Metrics:
         self.shed += count
         self.hosts.of(host, self._monotonic()).shed += count
 
+    def count_trips(self, host: str, limit: str, count: int) -> None:
+        """Attempts that a limit in shadow would have met."""
+        trips = self.hosts.of(host, self._monotonic()).would_trip
+        trips[limit] = trips.get(limit, 0) + count
+
     def count_ingest(self, answer: str, count: int = 1) -> None:
         """Events the API answered for."""
         self.ingest[answer] = self.ingest.get(answer, 0) + count

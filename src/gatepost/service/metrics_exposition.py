@@ -163,6 +163,12 @@ class MetricsCollector(Collector):
             label,
             (((one.host,), one.reused) for one in series),
         )
+        yield _counter(
+            "gatepost_shadow_would_trip",
+            "Attempts that a limit tried in shadow would have met.",
+            ("host", "limit"),
+            (((one.host, limit), count) for one in series for limit, count in one.would_trip.items()),
+        )
         yield _total("gatepost_connections_opened", "Connections opened, over all hosts.", metrics.opened)
         yield _total("gatepost_connections_reused", "Attempts on a reused connection, over all hosts.", metrics.reused)
         yield _counter(

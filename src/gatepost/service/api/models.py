@@ -188,3 +188,34 @@ class PolicyRollback(Body):
     version: Annotated[int, Field(ge=0)] | None = Field(None, description="Absent: the version before the newest.")
     endpoint_id: Text | None = Field(None, description="Take back for this endpoint only what the rollout changed.")
     why: Why
+
+
+class PolicyShadow(Body):
+    """Limits to try in shadow, by name; none: try nothing."""
+
+    limits: dict[str, PolicyValue]
+    why: Why
+
+
+class PolicyReason(Body):
+    """Why."""
+
+    why: Why
+
+
+class RolloutStart(Body):
+    """What to roll out, and how. Durations in seconds."""
+
+    limits: dict[str, PolicyValue]
+    why: Why
+    canary: Text | None = Field(None, description="Name of the process that goes first; absent: one is chosen.")
+    shadow_hold: Delay = 86_400.0
+    canary_hold: Delay = 86_400.0
+    cohort_hold: Delay = 86_400.0
+    shares: list[float] = Field([0.01, 0.1, 0.5], description="Cohorts: rising shares of the endpoints.")
+    night: Annotated[list[float], Field(min_length=2, max_length=2)] | None = Field(
+        [0.0, 6.0], description="Hours of a day that every stage must have lived through; null: none."
+    )
+    utc_offset: float = Field(0.0, description="Hours, of the zone that these are hours of.")
+    tolerance: float = Field(0.005, description="Rise of the failed share that is accepted.")
+    force: bool = Field(False, description="Start although budgets would be too long for ordered lanes or windows.")

@@ -6,13 +6,27 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
+from gatepost.admission.rollout import RolloutPlan, Stay, step
 from gatepost.delivery.policy_layers import LayerName, LayerValue
-from gatepost.service.api.context import CallerDep, ServiceDep, owned_endpoint
-from gatepost.service.api.models import PolicyClear, PolicyRollback, PolicySet, PolicyValue
+from gatepost.service.api.context import CallerDep, LimitQuery, ServiceDep, TenantQuery, owned_endpoint
+from gatepost.service.api.models import (
+    PolicyClear,
+    PolicyReason,
+    PolicyRollback,
+    PolicySet,
+    PolicyShadow,
+    PolicyValue,
+    RolloutStart,
+)
 from gatepost.service.api.policy_views import (
     book_view,
     change_view,
     explained_view,
+    review_view,
+    rollout_view,
+    shadow_view,
+    values_view,
+    verdict_view,
     version_view,
 )
 
@@ -94,6 +108,114 @@ async def roll_back_policy(service: ServiceDep, caller: CallerDep, body: PolicyR
     change = await policies.roll_back(body.version, by=caller.actor, why=body.why)
     await service.audit(caller, "policy.rollback", "*", None, body.why)
     return change_view(change)
+
+
+@router.get("/shadow")
+async def shadow_report(service: ServiceDep, caller: CallerDep) -> dict[str, Any]:
+    """How many successful deliveries the limits in shadow would have ended, by host and endpoint, with overrides to spare them."""
+    caller.check_admin()
+    policies = service.dispatcher.policies
+    await policies.refresh()
+    report = await service.dispatcher.policy_reports.shadow(policies.book.shadow_number)
+    return {"shadow": values_view(policies.book.shadow), **shadow_view(report)}
+
+
+@router.post("/shadow")
+async def set_shadow(service: ServiceDep, caller: CallerDep, body: PolicyShadow) -> dict[str, Any]:
+    """Try limits: nothing changes, and each attempt says whether they would have ended it. No limits: try nothing."""
+    caller.check_admin()
+    change = await service.dispatcher.policies.try_in_shadow(given(body.limits), by=caller.actor, why=body.why)
+    await service.audit(caller, "policy.shadow", "*", None, ",".join(sorted(body.limits)))
+    return change_view(change)
+
+
+@router.post("/shadow:apply")
+async def apply_shadow(service: ServiceDep, caller: CallerDep, body: PolicyReason) -> dict[str, Any]:
+    """Give each endpoint that would lose deliveries the overrides that the report proposes; at most a thousand endpoints."""
+    caller.check_admin()
+    policies = service.dispatcher.policies
+    await policies.refresh()
+    report = await service.dispatcher.policy_reports.shadow(policies.book.shadow_number)
+    proposed = {loss.endpoint_id: loss.proposed for loss in report.endpoints if loss.proposed}
+    changed = await policies.override(proposed, by=caller.actor, why=body.why)
+    await service.audit(caller, "policy.shadow_apply", "*", None, str(changed))
+    return {"endpoints": changed, "more": report.losing > len(report.endpoints)}
+
+
+@router.get("/rollout")
+async def rollout_status(service: ServiceDep, caller: CallerDep) -> dict[str, Any]:
+    """Where the rollout is, what it waits for, and the comparison so far with n and confidence."""
+    caller.check_admin()
+    dispatcher = service.dispatcher
+    await dispatcher.policies.refresh()
+    rollout = dispatcher.policies.book.rollout
+    if rollout is None:
+        return {"rollout": None, "verdict": None, "waits_for": None}
+    verdict = waits_for = None
+    if rollout.running:
+        evidence = await dispatcher.rollout.evidence(rollout)
+        verdict = evidence.verdict
+        found = step(rollout, evidence, dispatcher.store_time())
+        waits_for = found.why if isinstance(found, Stay) else "the next look, within minutes"
+    return {
+        "rollout": rollout_view(rollout),
+        "verdict": None if verdict is None else verdict_view(verdict),
+        "waits_for": waits_for,
+    }
+
+
+@router.post("/rollout")
+async def start_rollout(service: ServiceDep, caller: CallerDep, body: RolloutStart) -> dict[str, Any]:
+    """Roll limits out: shadow, one process, cohorts, all, each stage held until it has proved harmless."""
+    caller.check_admin()
+    plan = RolloutPlan(
+        body.shadow_hold,
+        body.canary_hold,
+        body.cohort_hold,
+        tuple(body.shares),
+        None if body.night is None else (body.night[0], body.night[1]),
+        body.utc_offset,
+        body.tolerance,
+    )
+    change = await service.dispatcher.policies.begin_rollout(
+        given(body.limits), plan, by=caller.actor, why=body.why, canary=body.canary, force=body.force
+    )
+    await service.audit(caller, "policy.rollout_start", "*", None, ",".join(sorted(body.limits)))
+    return change_view(change)
+
+
+@router.post("/rollout:advance")
+async def advance_rollout(service: ServiceDep, caller: CallerDep, body: PolicyReason) -> dict[str, Any]:
+    """The next stage now, whatever hold and verdict say."""
+    caller.check_admin()
+    nodes = [info.node.name for info in await service.store.nodes()]
+    change = await service.dispatcher.policies.advance_rollout(nodes, by=caller.actor, why=body.why)
+    await service.audit(caller, "policy.rollout_advance", "*", None, body.why)
+    return change_view(change)
+
+
+@router.post("/rollout:abort")
+async def abort_rollout(service: ServiceDep, caller: CallerDep, body: PolicyReason) -> dict[str, Any]:
+    """End the rollout with the old values in force, everywhere within two seconds; also one that has reached all."""
+    caller.check_admin()
+    change = await service.dispatcher.policies.abort_rollout(by=caller.actor, why=body.why)
+    await service.audit(caller, "policy.rollout_abort", "*", None, body.why)
+    return change_view(change)
+
+
+@router.get("/review")
+async def review_policies(
+    service: ServiceDep,
+    caller: CallerDep,
+    tenant: TenantQuery = None,
+    everything: Annotated[bool, Query(alias="all", description="Endpoints whose budgets fit, too.")] = False,
+    limit: LimitQuery = 100,
+) -> dict[str, Any]:
+    """Which budgets no longer fit what endpoints take, and since when. Suggests; changes nothing."""
+    caller.check_admin()
+    found = await service.dispatcher.policy_reports.review(tenant)
+    kept = [one for one in found if everything or one.review.worth_a_look]
+    return {"reviewed": len(found), "items": [review_view(one) for one in kept[:limit]]}
 
 
 def given(limits: dict[str, PolicyValue]) -> dict[str, LayerValue]:

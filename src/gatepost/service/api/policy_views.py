@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from gatepost.admission.compare import Verdict
 from gatepost.admission.policy_book import PolicyBook
 from gatepost.admission.rollout import Rollout
 from gatepost.delivery.policy_layers import GRADUAL, EffectivePolicy, LayerValue, Values
 from gatepost.dispatch.learned import KnownLimits
 from gatepost.dispatch.policies import Explained, PolicyChange
+from gatepost.dispatch.policy_reports import Reviewed, ShadowReport
 from gatepost.service.api.learned_view import learned_view
 from gatepost.service.api.views import time_text
 from gatepost.store.port import PolicyVersion
@@ -97,6 +99,80 @@ def version_view(version: PolicyVersion) -> dict[str, Any]:
         "who": version.actor,
         "action": version.action,
         "why": version.why,
+    }
+
+
+def shadow_view(report: ShadowReport) -> dict[str, Any]:
+    """What a shadow came to."""
+    return {
+        "judged": report.judged,
+        "delivered": report.delivered,
+        "lost": report.lost,
+        "endpoints_losing": report.losing,
+        "endpoints_unspared": report.unspared,
+        "hosts": [{"host": host, "lost": lost} for host, lost in sorted(report.hosts.items(), key=lambda one: -one[1])],
+        "endpoints": [
+            {
+                "endpoint_id": loss.endpoint_id,
+                "tenant": loss.tenant,
+                "host": loss.host,
+                "judged": loss.judged,
+                "delivered": loss.delivered,
+                "lost": loss.lost,
+                "limits": dict(loss.limits),
+                "proposed": dict(loss.proposed),
+            }
+            for loss in report.endpoints
+        ],
+    }
+
+
+def verdict_view(verdict: Verdict) -> dict[str, Any]:
+    """What the comparison of a stage says. Shares of attempts, 0 to 1."""
+    return {
+        "finding": verdict.finding.value,
+        "effect": verdict.effect,
+        "low": verdict.low,
+        "high": verdict.high,
+        "endpoints_with": verdict.treated,
+        "endpoints_without": verdict.control,
+        "attempts_with": verdict.attempts,
+        "tolerance": verdict.tolerance,
+        "strata": [
+            {
+                "attempts_from": stratum.least,
+                "endpoints_with": stratum.treated,
+                "endpoints_without": stratum.control,
+                "effect": stratum.effect,
+                "error": stratum.error,
+            }
+            for stratum in verdict.strata
+        ],
+        "text": str(verdict),
+    }
+
+
+def review_view(reviewed: Reviewed) -> dict[str, Any]:
+    """How the budgets of one endpoint fit. Seconds."""
+    return {
+        "endpoint_id": reviewed.endpoint_id,
+        "tenant": reviewed.tenant,
+        "host": reviewed.host,
+        "round_trip": reviewed.review.round_trip,
+        "limits": [
+            {
+                "limit": phase.limit,
+                "p50": phase.p50,
+                "p99": phase.p99,
+                "samples": phase.samples,
+                "budget": phase.budget,
+                "headroom": phase.headroom,
+                "fit": phase.fit.value,
+                "since": time_text(phase.since),
+                "suggested": phase.suggested,
+            }
+            for phase in reviewed.review.phases
+        ],
     }
 
 

@@ -36,6 +36,7 @@ SendDeadline = Annotated[
     bool | None,
     typer.Option("--send-deadline/--no-send-deadline", help="Send Request-Timeout: how long its answer is waited for."),
 ]
+Tier = Annotated[str | None, typer.Option(help="Profile of limits: same_dc, cross_region, datastore or third_party.")]
 NoProbe = Annotated[bool, typer.Option("--no-probe", help="Do not look at its certificate first: store as unverified.")]
 Description = Annotated[str | None, typer.Option(help="A note for people.")]
 
@@ -58,6 +59,7 @@ def create(
     client_key: ClientKey = None,
     no_probe: NoProbe = False,
     send_deadline: SendDeadline = None,
+    tier: Tier = None,
     secret: Annotated[
         str | None, typer.Option(envvar="GATEPOST_ENDPOINT_SECRET", help="whsec_…; default: made.")
     ] = None,
@@ -71,7 +73,14 @@ def create(
         event_type, description, header, schedule, window, status_rule, concurrency, rate, disable_after, limit
     )
     fields |= _tls_fields(ca_file, client_cert, client_key, no_probe)
-    body = {"url": destination, "tenant": tenant, "secret": secret, "send_deadline": send_deadline, **fields}
+    body = {
+        "url": destination,
+        "tenant": tenant,
+        "secret": secret,
+        "send_deadline": send_deadline,
+        "tier": tier,
+        **fields,
+    }
     answer = _client(url, api_key).call(
         "POST", "/v1/endpoints", {name: value for name, value in body.items() if value is not None}
     )
@@ -140,6 +149,7 @@ def update(
     client_key: ClientKey = None,
     no_probe: NoProbe = False,
     send_deadline: SendDeadline = None,
+    tier: Tier = None,
     url: UrlOption = DEFAULT_URL,
     api_key: KeyOption = None,
     as_json: JsonFlag = False,
@@ -153,6 +163,8 @@ def update(
         changes["url"] = destination
     if send_deadline is not None:
         changes["send_deadline"] = send_deadline
+    if tier is not None:
+        changes["tier"] = tier
     _print(_client(url, api_key).call("PATCH", _path(endpoint_id), changes), as_json)
 
 

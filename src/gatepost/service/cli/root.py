@@ -10,7 +10,19 @@ from typing import Annotated, NoReturn
 import typer
 
 from gatepost.errors import ConfigurationError, GatepostError
-from gatepost.service.cli import bench, dead, deadline, deliveries, egress, endpoint, hostile, policy, tenant
+from gatepost.service.cli import (
+    bench,
+    dead,
+    deadline,
+    deliveries,
+    egress,
+    endpoint,
+    hostile,
+    policy,
+    policy_shadow,
+    rollout,
+    tenant,
+)
 from gatepost.service.cli.capacity import capacity
 from gatepost.service.cli.migrate import migrate
 from gatepost.service.cli.output import DONE, NOT, USAGE
@@ -40,7 +52,10 @@ app.add_typer(dead.app, name="dead")
 app.add_typer(tenant.tenants, name="tenant")
 app.add_typer(tenant.keys, name="key")
 app.add_typer(egress.app, name="egress")
+policy.app.add_typer(policy_shadow.app, name="shadow")
+policy.app.command()(policy_shadow.review)
 app.add_typer(policy.app, name="policy")
+app.add_typer(rollout.app, name="rollout")
 app.add_typer(deadline.app, name="deadline")
 app.add_typer(hostile.app, name="hostile")
 app.add_typer(bench.app, name="bench")
