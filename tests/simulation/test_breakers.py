@@ -17,7 +17,7 @@ from gatepost.store.rows import DeliveryFilter
 from gatepost.testing.fake_client import Answer, answers_after, responds
 from gatepost.wire.phases import Phase
 from gatepost.wire.reasons import Reason
-from tests.simulation.harness import Simulation, simulate
+from tests.simulation.harness import Line, Simulation, simulate
 
 URL = "https://receiver.receivers.net/hook"
 HANGS = answers_after(math.inf)
@@ -206,6 +206,41 @@ def test_a_restart_neither_forgets_what_was_learned_nor_lets_a_backlog_loose() -
             assert (after.state, after.open_until, after.read_timeout) == (before.state, before.open_until, 3.0)
             assert after.learned.samples == before.learned.samples
             sim.client.on(URL, answers_after(0.2))
+            await asyncio.sleep(600)
+            assert {info.state for info in await sim.deliveries(endpoint)} == {"delivered"}
+
+    simulate(main)
+
+
+def test_what_is_published_before_the_saved_breakers_are_read_waits_for_them() -> None:
+    """A start under traffic: the first row must not find its endpoint unknown, and then replace what was saved of it."""
+
+    async def main(sim: Simulation) -> None:
+        sim.client.on(URL, HANGS)
+        async with sim.dispatcher() as gp:
+            endpoint = await gp.endpoints.create(URL, probe=False)
+            for _ in range(20):
+                await gp.publish("a.b", b"x")
+            await asyncio.sleep(12)
+            before = gp.limits.endpoint(endpoint.number)
+            assert before is not None
+            assert before.state is BreakerState.OPEN
+        count = sim.client.count
+        line = Line(sim.store)
+        line.cut_calls.add("load_states")
+        async with sim.dispatcher(store=line.as_store) as gp:
+            for _ in range(10):
+                await gp.publish("a.b", b"x")
+                await asyncio.sleep(0.2)
+            line.cut_calls.clear()
+            await asyncio.sleep(10)
+            after = gp.limits.endpoint(endpoint.number)
+            assert after is not None
+            assert (after.state, after.open_until) == (before.state, before.open_until)
+            assert sim.client.count == count
+            await asyncio.sleep(before.open_until / 1e6 - sim.clock.wall_us() / 1e6 + 14)
+            assert sim.client.count == count + 1, "the probe, alone"
+            sim.client.on(URL, responds(200))
             await asyncio.sleep(600)
             assert {info.state for info in await sim.deliveries(endpoint)} == {"delivered"}
 

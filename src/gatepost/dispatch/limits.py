@@ -147,7 +147,10 @@ class DispatchLimits:
 
     def held_until(self, listed: Listed) -> int:
         """When an attempt that is about to start may do so: now (0), or later, because a breaker opened meanwhile."""
-        limits = self._limits.peek(listed.number)
+        number = listed.number
+        limits = None
+        if self._limits.knows(number):
+            limits = self._limits.endpoint(number, listed.settings.host, self.rules_of(listed))
         now = self._store_time()
         until = self._limits.host_gate(listed.settings.host).held_until
         if limits is not None:
@@ -309,7 +312,8 @@ class DispatchLimits:
             try:
                 self._limits.load({number: base64.b85decode(value)})
             except (ValueError, binascii.Error):
-                pass  # another version's: it starts cold
+                return  # another version's: it starts cold
+            self._changed(number)  # a row that came first has had it loaded already, as one of which nothing is known
 
     def _policy(self, policy: ClientPolicy, seconds: float) -> ClientPolicy:
         tenths = -int(-seconds * TENTH // 1)

@@ -356,6 +356,8 @@ class Worker:
         `budget`: seconds that an attempt on a FIFO lane may take, since it must end while the part is ours.
         """
         part, leases = start.row.part, self._leases
+        if part in leases.unseen:
+            return 0.0  # what is known of its endpoints is not read yet: a held one would be tried, and its state forgotten
         until = leases.right_until(part, epoch)
         if not until or not self._shared:
             return None if until else 0.0
