@@ -422,6 +422,36 @@ def test_a_probe_ends_at_the_host_it_was_sent_to() -> None:
     assert again.probe
 
 
+def test_a_host_that_nobody_tries_any_more_is_forgotten() -> None:
+    """Its endpoints are gone, or gave up: after a day, neither memory nor the count of hosts in trouble keeps it."""
+    limits = Limits(BreakerRules())
+    for host in ("https://gone.example", "https://dead.example"):
+        for number in range(5):
+            run(limits, number, host, SETUP)
+    for _ in range(200):
+        limits.rest()
+    run(limits, 1, "https://dead.example", SETUP, NOW + 60_000 * SECOND)
+    for _ in range(101):
+        limits.rest()
+    assert limits.host_gate("https://gone.example") == HostGate(UNPROVEN, 0)
+    assert limits.host_gate("https://dead.example").held_until > NOW + 60_000 * SECOND
+    assert limits.statistics().hosts_in_trouble == 1
+
+
+def test_an_outage_of_ours_makes_nobody_slow() -> None:
+    """What hangs in flight while all hosts fail hangs by our network: it is counted when that is over, if it hangs still."""
+    limits = Limits(BreakerRules())
+    for number in range(40):
+        run(limits, number, f"https://host{number}.example{number}.com", OK)
+    for _ in range(6):
+        limits.started(99, "https://host99.example99.com", RULES, NOW)
+    for number in range(40):
+        run(limits, number, f"https://host{number}.example{number}.com", SETUP, NOW + SECOND)
+    assert limits.statistics().fleet_suspected
+    assert limits.age(99, NOW + 6 * SECOND, 0.5) == []
+    assert limits.age(99, NOW + 200 * SECOND, 0.5), "then nobody fails any more"
+
+
 def test_the_host_breaker_obeys_its_mode() -> None:
     """In dry run it holds nobody."""
     limits = Limits(BreakerRules(mode=BreakerMode.DRY_RUN))

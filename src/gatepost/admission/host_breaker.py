@@ -32,12 +32,13 @@ class HostFlight(NamedTuple):
 class HostBreaker:
     """`now` is UTC microseconds, `u` a die; `rules` are those of the fleet, since a host belongs to no endpoint."""
 
-    __slots__ = ("_breaker", "_clean", "_probing")
+    __slots__ = ("_breaker", "_clean", "_probing", "_rests")
 
     def __init__(self) -> None:
         self._breaker = Breaker()
         self._probing = False
         self._clean = 0
+        self._rests = 0
 
     def __repr__(self) -> str:
         return f"<HostBreaker {self._breaker!r}>"
@@ -68,9 +69,15 @@ class HostBreaker:
         """Nothing starts to the host before this instant; 0 unless open."""
         return self._breaker.open_until if self._breaker.state is BreakerState.OPEN else 0
 
+    def rest(self) -> int:
+        """A generation ends; how many did since the last attempt."""
+        self._rests += 1
+        return self._rests
+
     def started(self, now: int) -> HostFlight:
         """An attempt starts. Exactly one `finished` must follow."""
         breaker = self._breaker
+        self._rests = 0
         probe = not breaker.counting and breaker.cool(now) and not self._probing
         self._probing = self._probing or probe
         return HostFlight(probe, breaker.epoch)

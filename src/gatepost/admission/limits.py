@@ -26,6 +26,9 @@ IDLE_MAX: Final = 200_000
 """Endpoints kept in packed form, about 150 MiB; beyond it the quarter packed first goes, and starts cold when it has work."""
 HOSTS_MAX: Final = 100_000
 """Hosts known to be reachable; at more of them all are forgotten, and start carefully again."""
+HOST_RESTS_MAX: Final = 300
+"""Generations of five minutes, 25 hours, after which the trouble of a host that nobody tries any more is forgotten: the longest
+pause between two attempts of a delivery is a day, and hosts whose endpoints are gone would be remembered for ever."""
 SIBLINGS_MAX: Final = 10_000
 """Hosts of which an endpoint is remembered as an example for new ones."""
 SIBLING_SAMPLES: Final = 50
@@ -292,6 +295,8 @@ class Limits:
                 packed += 1
         self._bound_idle()
         self._old, self._young = self._young, {}
+        for host in [host for host, breaker in self._hosts.items() if breaker.rest() > HOST_RESTS_MAX]:
+            del self._hosts[host]
         for number, limits in self._old.items():
             if limits.ring.count >= SIBLING_SAMPLES:
                 self._siblings[limits.host] = number
