@@ -311,7 +311,7 @@ class AdaptiveTimeout:
         timeout.value, timeout.p99, timeout.p50 = value / 1000, p99 / 1000, p50 / 1000
         timeout.changed_at, timeout._growth_from = changed * _SECOND_US, growth * _SECOND_US
         timeout.own, timeout._recent, timeout._seen = own, recent & _RECENT_MASK, min(seen, RECENT)
-        timeout._before, timeout._answered, timeout._cut_off = before / 1000, answered, cut_off
+        timeout._before, timeout._answered, timeout._cut_off = before / 1000 or 0.0, answered, cut_off
         timeout.rebased = bool(rebased)
         return timeout
 

@@ -56,7 +56,7 @@ class OutcomeMix:
     __slots__ = ("_alarm", "_alarm_at", "_bucket", "_counts", "_ended", "_usual")
 
     def __init__(self) -> None:
-        self._counts = array("H", bytes(2 * SIGNS * (BUCKETS + 1)))
+        self._counts = array("H", (0,)) * (SIGNS * (BUCKETS + 1))  # exactly its place
         """`BUCKETS` rows of counts by sign, and their sums in one more."""
         self._bucket = 0
         self._ended = 0

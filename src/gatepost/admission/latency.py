@@ -33,6 +33,8 @@ _HOURS_MASK: Final = 0xFFFF
 _HOURS_FUTURE: Final = 0x8000
 """An age of half the range is a clock that went back a little, not seven years."""
 _HEAD: Final = struct.Struct("<H")
+_ZERO: Final = array("H", (0,))
+"""Times n, it takes exactly its place; an array made of bytes keeps a sixteenth in reserve."""
 _EPSILON: Final = 1e-9
 """Survival is a product of up to 300 fractions; 99 of 100 must count as 99 %."""
 
@@ -56,7 +58,7 @@ class LatencyRing:
 
     def __init__(self) -> None:
         self._size = SIZES[0]
-        self._data = array("H", bytes(2 * (SIZES[0] + _blocks(SIZES[0]))))
+        self._data = _ZERO * (SIZES[0] + _blocks(SIZES[0]))
         self._next = 0
         self._rest = 0
         """Hour of the older samples in the block that is being overwritten."""
@@ -84,7 +86,8 @@ class LatencyRing:
             elif not place & 31:
                 self._rest = self._data[self._size + (place >> BLOCK_BITS)]
         else:
-            self.count += 1
+            count = self.count + 1
+            self.count = count if count != self._size else self._size  # one number for all rings that are full
         data = self._data
         data[place] = code
         data[self._size + (place >> BLOCK_BITS)] = now // _HOUR_US & _HOURS_MASK
@@ -174,11 +177,11 @@ class LatencyRing:
     def _fill(self, codes: Sequence[int], hours: Sequence[int], size: int | None = None) -> None:
         count = len(codes)
         self._size = size or next(room for room in SIZES if room >= count)
-        self._data = array("H", bytes(2 * (self._size + _blocks(self._size))))
-        for place in range(count):
-            self._data[place] = codes[place]
-            self._data[self._size + (place >> BLOCK_BITS)] = hours[place]
-        self.count = count
+        self._data = data = _ZERO * (self._size + _blocks(self._size))
+        data[:count] = array("H", codes)
+        for block in range(_blocks(count)):
+            data[self._size + block] = hours[min(count, block + 1 << BLOCK_BITS) - 1]
+        self.count = count if count != self._size else self._size
         self._next = count if count < self._size else 0
         self._rest = 0
 
