@@ -89,9 +89,12 @@ def test_the_second_program_stores_an_event_and_runs_until_it_is_interrupted(tmp
         text=True,
     )
     assert process.stdout is not None
-    line = process.stdout.readline()
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=LIMIT)
+    try:
+        line = process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=LIMIT)
+    finally:
+        process.kill()
     assert re.fullmatch(r"evt_\w{13} goes to 1 endpoint\(s\)\n", line), line + errors
     assert (tmp_path / "gatepost.db").exists()
 
