@@ -136,6 +136,11 @@ def test_what_a_layer_cannot_say_is_refused_and_says_where_it_belongs() -> None:
             await refused("write which share", LayerName.COHORT, read_timeout=limit(4.0))
             await refused(r"does not fit the delivery window.*connect 80000 \+ write", connect_timeout=limit(80_000.0))
             assert await simulation.store.policy() is None
+            with pytest.raises(Conflict, match="nothing to take back"):
+                await policies.roll_back(None, by=BY, why=WHY)
+            await policies.try_in_shadow({}, by=BY, why=WHY)
+            with pytest.raises(Conflict, match="never others than now"):
+                await policies.roll_back(None, by=BY, why=WHY)
             change = await policies.set(FLEET, {"read_timeout": limit(20.0)}, by=BY, why=WHY)
             assert "stay at or below it" in change.said[0]
             change = await policies.set(FLEET, {"dns_timeout": limit(9.0)}, by=BY, why=WHY)
@@ -226,6 +231,18 @@ def test_two_changes_at_once_are_both_kept() -> None:
             )
             policy = gp.policies.of_process().policy
             assert (policy.read_timeout, policy.write_timeout) == (8.0, 4.0)
+            await gp.policies.roll_back(None, by=BY, why=WHY)
+            await gp.policies.try_in_shadow({"read_timeout": limit(5.0)}, by=BY, why=WHY)
+            await gp.policies.roll_back(None, by=BY, why="the one before that, whatever is in shadow")
+            assert gp.policies.of_process().policy.write_timeout == 4.0
+            with pytest.raises(ConfigurationError, match="write what to set"):
+                await gp.policies.set(FLEET, {}, by=BY, why=WHY)
+            with pytest.raises(NotFound):
+                gp.policies.explain("ep_nonsense")
+            with pytest.raises(Conflict, match="no rollout to abort"):
+                await gp.policies.abort_rollout(by=BY, why=WHY)
+            with pytest.raises(Conflict, match="no rollout has changed"):
+                await gp.policies.roll_back_endpoint("ep_1", by=BY, why=WHY)
             with pytest.raises(Conflict, match="no rollout to advance"):
                 await gp.policies.advance_rollout(["a"], by=BY, why=WHY)
 

@@ -187,7 +187,13 @@ def test_the_book_holds_the_layers_of_each_stage_and_survives_its_text() -> None
     assert PolicyBook.from_text(book.to_text()) == book
     current = book.rollout
     assert current is not None
-    assert (book.shadow, book.treats(0.0, "a-1")) == (VALUES, False)
+    assert (book.shadow, book.treats(0.0, "a-1"), PolicyBook().treats(0.0, "a-1")) == (VALUES, False, False)
+    with pytest.raises(Conflict, match="tries its values in shadow now"):
+        book.with_shadow(VALUES)
+    assert "write_timeout" in book.set(LayerName.FLEET, {"write_timeout": LayerValue(2.0, why="w")}).fleet
+    assert book.set(LayerName.FLEET, {"write_timeout": LayerValue(2.0, why="w")}).clear(
+        LayerName.FLEET, ["write_timeout"]
+    )
     with pytest.raises(Conflict, match="is changing read_timeout"):
         book.set(LayerName.FLEET, VALUES)
     with pytest.raises(Conflict, match="owns the canary layer"):
@@ -208,6 +214,26 @@ def test_the_book_holds_the_layers_of_each_stage_and_survives_its_text() -> None
     assert back.fleet["read_timeout"].value == 12.0
     half = cohort.aborted("wrong", NOON)
     assert (half.fleet["read_timeout"].value, half.cohort) == (12.0, {})
+
+
+def test_a_rollout_needs_values_and_both_layers_for_itself() -> None:
+    """Before anything is tried, and a shadow needs values too."""
+    only_bound = {"read_timeout": LayerValue(None, 3.0, why="w")}
+    for values, match in (({}, "write what to roll out"), (only_bound, "write a value to roll out")):
+        with pytest.raises(ConfigurationError, match=match):
+            PolicyBook().begin(values, RolloutPlan(), "a", "w", NOON, None)
+    taken = PolicyBook().set(LayerName.CANARY, VALUES)
+    with pytest.raises(Conflict, match="clear them first"):
+        taken.begin(VALUES, RolloutPlan(), "a", "w", NOON, None)
+    assert not taken.clear(LayerName.CANARY, None).canary
+    assert not PolicyBook().set(LayerName.COHORT, VALUES).clear(LayerName.COHORT, None).cohort
+    with pytest.raises(ConfigurationError, match="a shadow has no bounds"):
+        PolicyBook().with_shadow(only_bound)
+    with pytest.raises(ConfigurationError, match="it has no values"):
+        PolicyBook().clear(LayerName.FLEET, ["read_timeout"])
+    with pytest.raises(Conflict, match="no rollout to abort"):
+        PolicyBook().aborted("w", NOON)
+    assert RolloutPlan().hold_of(Stage.ALL) == 0.0
 
 
 def test_an_older_version_comes_back_without_its_rollout() -> None:

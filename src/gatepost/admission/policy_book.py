@@ -67,6 +67,11 @@ class PolicyBook:
             found.append(PolicyLayer(LayerName.CANARY, self.canary, self.canary_process or ""))
         return found
 
+    @property
+    def in_layers(self) -> tuple[object, ...]:
+        """What is in force by it: two books with the same are the same to every attempt."""
+        return dict(self.fleet), dict(self.cohort), self.cohort_share, dict(self.canary), self.canary_process
+
     def in_cohort(self, place: float) -> bool:
         """The cohort's values are in force for an endpoint at this place."""
         return bool(self.cohort) and place < self.cohort_share

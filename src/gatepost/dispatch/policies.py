@@ -190,14 +190,13 @@ class Policies:
         return PolicyChange(version, ())
 
     async def roll_back(self, to: int | None, *, by: str, why: str) -> PolicyChange:
-        """The layers of an earlier version (None: the one before the newest), as a new version. A rollout is aborted.
+        """The layers of an earlier version (None: the newest one with other layers), as a new version. A rollout is aborted.
 
-        Raises `NotFound` when that version is not kept.
+        Raises `NotFound` when that version is not kept, `Conflict` when there is nothing to take back.
         """
-        newest = await self._store.policy()
-        wanted = to if to is not None else (0 if newest is None else newest.version) - 1
+        wanted = await self._before_newest() if to is None else to
         older = await self._store.policy(wanted) if wanted > 0 else None
-        if older is None and wanted != 0:
+        if older is None and wanted:
             raise NotFound(f"version {wanted} of the policy is not kept")
         book = PolicyBook() if older is None else PolicyBook.from_text(older.document)
         now = self._now()
@@ -321,6 +320,8 @@ class Policies:
                 self._notices.trouble("policy_refused", f"version {newest.version}: {error}")
                 return
             self.version = newest.version
+            for doubt in self.doubts():
+                _log.warning("version %d of the policy: %s", newest.version, doubt)
             if before[0] is not self._view.client_policy or before[1] != self._caps():
                 self._in_force(before[1] != self._caps())
 
@@ -346,6 +347,21 @@ class Policies:
     def _signed(self, values: Mapping[str, LayerValue], by: str, why: str) -> Values:
         now = self._now()
         return {name: replace(value, by=by, at=now, why=why) for name, value in values.items()}
+
+    async def _before_newest(self) -> int:
+        """The version whose layers the newest ones replaced; shadows and overrides of endpoints change no layer."""
+        newest = await self._store.policy()
+        if newest is None:
+            raise Conflict("nobody has changed the policy yet: there is nothing to take back")
+        now, before = PolicyBook.from_text(newest.document).in_layers, newest.version
+        while page := await self._store.policies(before, HISTORY_PAGE):
+            for version in page:
+                if PolicyBook.from_text(version.document).in_layers != now:
+                    return version.version
+            before = page[-1].version
+        if now == PolicyBook().in_layers:
+            raise Conflict("the layers were never others than now: there is nothing to take back")
+        return 0
 
     def _fleet_before(self, rollout: Rollout) -> Values:
         if rollout.stage is Stage.ALL:

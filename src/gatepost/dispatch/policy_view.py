@@ -17,7 +17,6 @@ from gatepost.delivery.policy import POOL_FIELDS, ClientPolicy
 from gatepost.delivery.policy_layers import (
     NO_VALUES,
     EffectivePolicy,
-    PolicyLayer,
     Values,
     compose,
     for_endpoint,
@@ -105,10 +104,6 @@ class PolicyView:
         """Every tier, inside and outside of the cohort: what endpoints may have before their own overrides."""
         places = (0.0, NOBODY) if self.book.cohort else (NOBODY,)
         return [(tier, place) for tier in (None, *TIERS) for place in places]
-
-    def layers(self, tier: str | None, place: float) -> list[PolicyLayer]:
-        """The layers in force here, from the lowest to the highest."""
-        return list(self.book.layers(tier, place, self.process))
 
     # -------------------------------------------------------------------------------------------------- helpers
 
