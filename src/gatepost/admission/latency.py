@@ -147,7 +147,7 @@ class LatencyRing:
             raise ValueError(f"{len(stored)} bytes are no stored latencies")
         words = array("H", stored[_HEAD.size :])
         ring = cls()
-        ring._fill(words[:count], [words[count + (place >> BLOCK_BITS)] for place in range(count)])
+        ring._place(words[:count], words[count:])
         return ring
 
     # ----------------------------------------------------------------------------------------------- helpers
@@ -176,11 +176,16 @@ class LatencyRing:
 
     def _fill(self, codes: Sequence[int], hours: Sequence[int], size: int | None = None) -> None:
         count = len(codes)
+        last = (min(count, block + 1 << BLOCK_BITS) - 1 for block in range(_blocks(count)))
+        self._place(array("H", codes), array("H", [hours[place] for place in last]), size)
+
+    def _place(self, codes: array[int], hours: array[int], size: int | None = None) -> None:
+        """`hours` by block, the others by sample."""
+        count = len(codes)
         self._size = size or next(room for room in SIZES if room >= count)
         self._data = data = _ZERO * (self._size + _blocks(self._size))
-        data[:count] = array("H", codes)
-        for block in range(_blocks(count)):
-            data[self._size + block] = hours[min(count, block + 1 << BLOCK_BITS) - 1]
+        data[:count] = codes
+        data[self._size : self._size + len(hours)] = hours
         self.count = count if count != self._size else self._size
         self._next = count if count < self._size else 0
         self._rest = 0
