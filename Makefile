@@ -22,7 +22,7 @@ help:
 	@echo "make demo   a service, one good endpoint and four bad ones, live in this terminal; ends by itself"
 	@echo "make test   every test"
 	@echo "make check  ruff, mypy, import contracts"
-	@echo "make bench  the client's and the pipeline's cost on this machine"
+	@echo "make bench  the client's, the pipeline's and the limits' cost on this machine, and what the limits promise"
 	@echo "make clean  remove .venv and caches"
 
 demo: $(STAMP)
@@ -40,6 +40,7 @@ check: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m bench.client --quick
 	$(BIN)/python -m bench.pipeline --quick
+	$(BIN)/python -m bench.limits --quick
 
 clean:
 	rm -rf .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage dist build
