@@ -12,7 +12,9 @@ import sys
 
 from bench.rig import LOOPBACK
 from gatepost import ClientPolicy, Dispatcher
+from gatepost.admission.breaker import BreakerMode, BreakerRules
 from gatepost.dispatch.dispatcher import DispatcherSettings
+from gatepost.dispatch.limits import LimitSettings
 
 
 async def work(url: str, keys: list[str], cap: int) -> None:
@@ -20,11 +22,13 @@ async def work(url: str, keys: list[str], cap: int) -> None:
     policy = ClientPolicy(
         per_endpoint_concurrency=cap, connect_timeout=2.0, write_timeout=2.0, read_timeout=8.0, max_per_host=200
     )
+    # Failures are drawn by lot here. With few attempts in flight a breaker believes a streak of them, and holds for minutes what
+    # this run waits for.
+    limits = LimitSettings(breaker=BreakerRules(mode=BreakerMode.OFF))
+    settings = DispatcherSettings(slots=200, limits=limits)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    async with Dispatcher.open(
-        url, keys=keys, policy=policy, egress=LOOPBACK, run=True, settings=DispatcherSettings(slots=200)
-    ) as gp:
+    async with Dispatcher.open(url, keys=keys, policy=policy, egress=LOOPBACK, run=True, settings=settings) as gp:
         while not gp.statistics().parts and not stop.is_set():  # noqa: ASYNC110 - there is nothing to wait for
             await asyncio.sleep(0.02)
         print("ready", flush=True)
