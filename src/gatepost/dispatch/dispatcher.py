@@ -10,7 +10,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from logging import getLogger
 from threading import get_ident
@@ -20,26 +20,26 @@ from gatepost.clock import SYSTEM_CLOCK, SYSTEM_ENTROPY, Clock, Entropy
 from gatepost.delivery.attempt import Attempt
 from gatepost.delivery.ids import EVENT, IdSource, encode_id
 from gatepost.delivery.policy import ClientPolicy
-from gatepost.delivery.records import DISABLE_AFTER, Endpoint, Receipt
+from gatepost.delivery.records import Endpoint, Receipt
 from gatepost.dispatch import head_holds
 from gatepost.dispatch.attempt import AttemptRunner
-from gatepost.dispatch.bodies import BYTES_MAX, Bodies
+from gatepost.dispatch.bodies import Bodies
 from gatepost.dispatch.catalogue import Catalogue, Listed
 from gatepost.dispatch.endpoint_memory import EndpointMemory
 from gatepost.dispatch.endpoints import Endpoints
 from gatepost.dispatch.fan_out import FanOuts
-from gatepost.dispatch.intake import PUBLISH_TIMEOUT, Intake, IntakeStatistics
+from gatepost.dispatch.intake import Intake
 from gatepost.dispatch.learned import LearnedLimits
 from gatepost.dispatch.leases import LeaseKeeper
-from gatepost.dispatch.limits import DispatchLimits, LimitSettings
+from gatepost.dispatch.limits import DispatchLimits
 from gatepost.dispatch.loop_lag import LoopLag
 from gatepost.dispatch.maintenance import Maintenance
 from gatepost.dispatch.moves import Moves
-from gatepost.dispatch.new_event import MAX_PAYLOAD, EventDraft, draft_event
+from gatepost.dispatch.new_event import EventDraft, draft_event
 from gatepost.dispatch.notices import Notices
 from gatepost.dispatch.operational import operational_event
 from gatepost.dispatch.operations import DeadLetters, Deliveries
-from gatepost.dispatch.outboxes import OutboxFollower, OutboxStatus
+from gatepost.dispatch.outboxes import OutboxFollower
 from gatepost.dispatch.own_outbox import OwnOutbox
 from gatepost.dispatch.policies import Policies
 from gatepost.dispatch.policy_reports import PolicyReports
@@ -48,9 +48,10 @@ from gatepost.dispatch.policy_watch import PolicyWatch
 from gatepost.dispatch.publisher import outbox_event, outbox_receipt
 from gatepost.dispatch.rollout import RolloutLoop
 from gatepost.dispatch.round import SchedulerLimits
-from gatepost.dispatch.scheduler import LaneScheduler, SchedulerStatistics
+from gatepost.dispatch.scheduler import LaneScheduler
+from gatepost.dispatch.settings import DispatcherSettings as DispatcherSettings
+from gatepost.dispatch.settings import DispatcherStatistics as DispatcherStatistics
 from gatepost.dispatch.settle import Result, SettleBuffer
-from gatepost.dispatch.share import WEIGHT_MAX
 from gatepost.dispatch.store_time import StoreTime
 from gatepost.dispatch.streaks import Streaks
 from gatepost.dispatch.strict import check_ordered, doubt_of
@@ -58,8 +59,8 @@ from gatepost.dispatch.supervisor import Supervisor
 from gatepost.dispatch.tasks import TaskSet
 from gatepost.dispatch.tenant_limits import TenantLimiter
 from gatepost.dispatch.tenants import Tenants
-from gatepost.dispatch.worker import Worker, WorkerCounts
-from gatepost.errors import ConfigurationError, Overloaded, StoreError
+from gatepost.dispatch.worker import Worker
+from gatepost.errors import Overloaded, StoreError
 from gatepost.net.client import DispatchClient
 from gatepost.net.proxy import ProxyConfig
 from gatepost.net.resolver import Resolver
@@ -67,100 +68,17 @@ from gatepost.store.open import open_store
 from gatepost.store.outbox.source import OutboxSource, open_sources
 from gatepost.store.outbox.transactional import TransactionalOutbox
 from gatepost.store.port import Store
-from gatepost.store.rows import SUB_FIFO_FIRST, EnqueueResult, Node, OutboxEvent, Retention, Row
+from gatepost.store.rows import SUB_FIFO_FIRST, EnqueueResult, Node, OutboxEvent, Row
 from gatepost.telemetry import Observer, OperationalObservation
 from gatepost.wire.egress import EgressPolicy
 from gatepost.wire.payload import payload_bytes
 
-SLOTS: Final = 200
-"""Attempts in flight in one process, as many as the client has connections by default."""
-SLOTS_MAX: Final = 16_384
 TOLD_AT_ONCE: Final = 1_000
 """Endpoints whose caps are looked at before others may run."""
 TEST_TYPE: Final = "gatepost.test"
 """Event type of `endpoints.test`."""
 
 _log = getLogger("gatepost.dispatch")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DispatcherSettings:
-    """Limits of the dispatcher itself; those of an attempt are in `ClientPolicy`."""
-
-    slots: int = SLOTS
-    """Attempts in flight at once."""
-    auto_host_cap: bool = False
-    """Give each host as many connections as its endpoints' caps add up to, between 8 and a quarter of the slots; False: exactly
-    `ClientPolicy.max_per_host`."""
-    max_payload: int = MAX_PAYLOAD
-    """Bytes of one event."""
-    publish_timeout: float = PUBLISH_TIMEOUT
-    """Seconds that `publish` waits for the store."""
-    body_bytes_max: int = BYTES_MAX
-    """Event bodies in memory."""
-    name: str | None = None
-    """What this process is called in status and in the log of attempts, before a random suffix; None: its process id."""
-    address: str | None = None
-    """`http://host:port` of this process' API or health page, as the other processes of a fleet see it in their status."""
-    weight: float = 1.0
-    """Its share of the parts in a fleet, relative to the others'."""
-    grace: float | None = None
-    """Seconds a drain waits for attempts in flight; None: the attempt budget, so that every one can end by itself."""
-    disable_after: float = DISABLE_AFTER
-    """Seconds of nothing but failed attempts after which an endpoint is disabled; 0: never."""
-    limits: LimitSettings = field(default_factory=LimitSettings)
-    """What may be learned of endpoints, and what their breakers do."""
-    retention: Retention = field(default_factory=Retention)
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.slots <= SLOTS_MAX:
-            raise ConfigurationError(f"slots={self.slots}: write 1 to {SLOTS_MAX}")
-        if self.max_payload < 1 or self.body_bytes_max < self.max_payload:
-            raise ConfigurationError(
-                f"max_payload={self.max_payload}, body_bytes_max={self.body_bytes_max}: write at least 1, and room for one payload"
-            )
-        if not self.publish_timeout > 0:
-            raise ConfigurationError(f"publish_timeout={self.publish_timeout}: write seconds, more than 0")
-        if not self.disable_after >= 0:
-            raise ConfigurationError(f"disable_after={self.disable_after}: write seconds, or 0 for never")
-        if not 0 < self.weight <= WEIGHT_MAX:
-            raise ConfigurationError(f"weight={self.weight}: write a number above 0, at most {WEIGHT_MAX:g}")
-        if self.grace is not None and not self.grace >= 0:
-            raise ConfigurationError(f"grace={self.grace}: write seconds, 0 or more")
-
-
-@dataclass(frozen=True, slots=True)
-class DispatcherStatistics:
-    """A snapshot."""
-
-    running: bool
-    scheduler: SchedulerStatistics
-    attempts: WorkerCounts
-    intake: IntakeStatistics
-    results_waiting: int
-    """Results not stored yet."""
-    store_failing: bool
-    body_bytes: int
-    parts: int
-    lease_seconds_left: float
-    loop_lag_p99: float
-    """Seconds, over the last second."""
-    loop_late: bool
-    oldest_attempt: float
-    """Seconds."""
-    node: str
-    """This process' name in the fleet."""
-    draining: bool
-    balanced: bool
-    """It holds its share of the parts."""
-    share: int
-    """Parts it should hold at least."""
-    clock_skew: float
-    """Seconds that the store's clock is ahead of this machine's."""
-    clock_trusted: bool
-    """The clocks agree well enough to sign with."""
-    outboxes: tuple[OutboxStatus, ...] = ()
-    """Producers' databases that are followed."""
 
 
 class Dispatcher:
