@@ -285,7 +285,7 @@ class Dispatcher:
         settings: DispatcherSettings | None = None,
         outboxes: Sequence[str] = (),
     ) -> AbstractAsyncContextManager[Dispatcher]:
-        """A dispatcher on the store of `url` (`sqlite:///gatepost.db`, `postgresql://user@host/database`, `memory://`), drained on the way out.
+        """A dispatcher on the store of `url` (`sqlite:///gatepost.db`, `postgresql://user@host/name`, `memory://`), drained at the end.
 
         `policy`, `egress`, `resolver`, `proxy` and `observer` are those of `DispatchClient`; `keys` seal endpoint secrets in the
         store. `outboxes` are the URLs of producers' databases to follow (`postgresql://…`, `sqlite:///app.db`), where `publish`
