@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import signal
 from collections.abc import Callable
 from typing import Final
 
@@ -15,6 +16,12 @@ import pytest
 
 TEST_LIMIT: Final = 60.0
 """Seconds after which a hanging test is ended: generous, since the machine is shared."""
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell without job control starts what it puts into the background like this, and every program that a test starts and
+    # interrupts would inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
