@@ -200,6 +200,13 @@ class EndpointLimits:
         return self._hold_until
 
     @property
+    def standing(self) -> tuple[int, int]:
+        """`cap` and `hold_until`: what whoever starts attempts must be told of when it changes."""
+        if self._breaker.state is _CLOSED:
+            return self._concurrency.cap, self._hold_until
+        return self.cap, self.hold_until
+
+    @property
     def closed(self) -> bool:
         """The breaker is closed: a delivery that failed in set-up may try again at once."""
         return self._breaker.state is _CLOSED

@@ -35,6 +35,7 @@ SIBLING_SAMPLES: Final = 50
 """Response times that make an endpoint an example."""
 
 _OK: Final = Sign.OK
+_ON: Final = BreakerMode.ON
 _ANSWERS: Final = frozenset({Sign.OK, Sign.BUSY, Sign.REFUSED})
 _SILENCE: Final = frozenset({Sign.SETUP, Sign.TIMEOUT})
 
@@ -55,6 +56,11 @@ class HostGate(NamedTuple):
 
     cap: int | None
     held_until: int
+
+
+FREE: Final = HostGate(None, 0)
+"""Of a host that has no trouble: nearly every one, asked several times for each attempt."""
+_CAREFUL: Final = HostGate(UNPROVEN, 0)
 
 
 class EndpointChange(NamedTuple):
@@ -166,11 +172,11 @@ class Limits:
 
     def host_gate(self, host: str) -> HostGate:
         """What the host allows now."""
-        if self.host_rules.mode is not BreakerMode.ON:
-            return HostGate(None, 0)
-        breaker = self._hosts.get(host)
+        if self.host_rules.mode is not _ON:
+            return FREE
+        breaker = self._hosts.get(host) if self._hosts else None
         if breaker is None:
-            return HostGate(None if host in self._proven else UNPROVEN, 0)
+            return FREE if host in self._proven else _CAREFUL
         return HostGate(breaker.cap(), breaker.held_until())
 
     # ------------------------------------------------------------------------------------------------ attempts
@@ -202,7 +208,7 @@ class Limits:
         if self._hosts or sign is Sign.SETUP or host not in self._proven:
             self._finish_host(host, host_flight, facts, now, u, ours, changes)
         found = limits.finished(flight, facts, now, u, ours=ours)
-        if self.peek(number) is not limits:
+        if self._young.get(number) is not limits and self._old.get(number) is not limits:
             return changes  # forgotten meanwhile: the endpoint is gone, or another's to speak of
         for change in found:
             self._note(number, change, changes)

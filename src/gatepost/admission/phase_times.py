@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from bisect import bisect_right
 from enum import IntEnum
 from typing import Final
 
@@ -17,6 +18,7 @@ from gatepost.wire.phases import Phase
 STEPS: Final = 34
 """Buckets: from half a millisecond to 65 s in steps of the square root of two."""
 FIRST: Final = 0.0005
+_BOUNDS: Final = tuple(FIRST * 2 ** (step / 2) for step in range(1, STEPS))
 TOTAL_MAX: Final = 1_000
 """Samples of a phase after which all are halved: what is shown is of the last thousand or so."""
 SAMPLES_MIN: Final = 20
@@ -108,11 +110,10 @@ class PhaseTimes:
         return times
 
     def _count(self, kind: Budgeted, seconds: float) -> None:
-        step = 0 if seconds <= FIRST else min(STEPS - 1, int(math.log2(seconds / FIRST) * 2))
         first = kind * STEPS
-        self._counts[first + step] += 1
-        if self._counts[first + step] >= TOTAL_MAX or (
-            not self._counts[first + step] & 63 and self.count(kind) >= TOTAL_MAX
-        ):
+        place = first + bisect_right(_BOUNDS, seconds)
+        counts = self._counts
+        counts[place] = count = counts[place] + 1
+        if count >= TOTAL_MAX or (not count & 63 and self.count(kind) >= TOTAL_MAX):
             for place in range(first, first + STEPS):
-                self._counts[place] >>= 1
+                counts[place] >>= 1

@@ -141,21 +141,20 @@ class DispatchLimits:
     def host_limit(self, host: str) -> int | None:
         """Attempts in flight that a host's breaker allows now; None: it has no say."""
         gate = self._limits.host_gate(host)
-        return 0 if gate.held_until > self._store_time() else gate.cap
+        return 0 if gate.held_until and gate.held_until > self._store_time() else gate.cap
 
     # --------------------------------------------------------------------------------------- an attempt asks
 
     def held_until(self, listed: Listed) -> int:
         """When an attempt that is about to start may do so: now (0), or later, because a breaker opened meanwhile."""
-        number = listed.number
-        limits = None
-        if self._limits.knows(number):
-            limits = self._limits.endpoint(number, listed.settings.host, self.rules_of(listed))
-        now = self._store_time()
-        until = self._limits.host_gate(listed.settings.host).held_until
+        number, host = listed.number, listed.settings.host
+        limits = self._limits.peek(number)
+        if limits is None and self._limits.knows(number):
+            limits = self._limits.endpoint(number, host, self.rules_of(listed))
+        until = self._limits.host_gate(host).held_until
         if limits is not None:
             until = max(until, limits.hold_until)
-        if until <= now:
+        if not until or until <= self._store_time():
             return 0
         self.refused += 1
         return until
@@ -175,7 +174,7 @@ class DispatchLimits:
         """It ended. Returns whether the endpoint's breaker is closed."""
         now, tracked = self._store_time(), flying.tracked
         limits, number = tracked.limits, tracked.number
-        before = (limits.cap, limits.hold_until)
+        before = limits.standing
         host = tracked.host
         gate = self._limits.host_gate(host)
         changes = self._limits.finished(
@@ -190,7 +189,7 @@ class DispatchLimits:
             self._tell(changes)
         if self._limits.host_gate(host) != gate:
             self._host_changed(host, now)
-        if (limits.cap, limits.hold_until) != before:
+        if limits.standing != before:
             self._changed(number)
         return limits.closed
 
