@@ -37,18 +37,19 @@ class MeasuredServer:
         """CPU that the server has used so far, over all its processes, ended ones included (Linux)."""
         pid = self.server.pid
         assert pid is not None, "the server runs"
-        ticks = sum(
-            _stat(pid)[11:15]
-        )  # utime stime cutime cstime of the postmaster: it has waited for those that ended
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    fields = _stat(int(entry.name))
-                except (OSError, IndexError):
-                    continue  # it ended while we looked
-                if fields[1] == pid:
-                    ticks += fields[11] + fields[12]
-        return ticks / TICKS
+        while True:
+            own = _stat(pid)[11:15]  # utime stime cutime cstime of the postmaster: it has waited for those that ended
+            ticks = sum(own)
+            for entry in Path("/proc").iterdir():
+                if entry.name.isdigit():
+                    try:
+                        fields = _stat(int(entry.name))
+                    except (OSError, IndexError):
+                        continue  # it ended while we looked
+                    if fields[1] == pid:
+                        ticks += fields[11] + fields[12]
+            if _stat(pid)[13:15] == own[2:]:  # else one ended meanwhile, and may have been counted nowhere
+                return ticks / TICKS
 
 
 def _stat(pid: int) -> list[int]:
