@@ -18,13 +18,15 @@ UV_VERSION := 0.13.9
 PYTHONS := $(if $(PYTHON),$(PYTHON),python3.13 python3.11 python3.12 python3 python3.14)
 FITS    := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))
 
-.PHONY: help demo test check bench clean
+.PHONY: help demo test check bench docs dist clean
 
 help:
 	@echo "make demo   a service, one good endpoint and four bad ones, live in this terminal; ends by itself"
 	@echo "make test   every test"
 	@echo "make check  ruff, mypy, import contracts"
 	@echo "make bench  the client's, the pipeline's and the limits' cost on this machine, and what the limits promise"
+	@echo "make docs   the documentation as a site, in docs/_build"
+	@echo "make dist   the wheel and the source archive, in dist"
 	@echo "make clean  remove .venv and caches"
 
 demo: $(STAMP)
@@ -44,8 +46,17 @@ bench: $(STAMP)
 	$(BIN)/python -m bench.pipeline --quick
 	$(BIN)/python -m bench.limits --quick
 
+docs: $(STAMP)
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -b dirhtml -j auto docs docs/_build
+	@echo "docs/_build/index.html"
+
+dist: $(STAMP)
+	rm -rf dist
+	$(BIN)/uv build --quiet --python $(BIN)/python --out-dir dist
+	@ls dist/*
+
 clean:
-	rm -rf .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage dist build
+	rm -rf .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage dist build docs/_build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml uv.lock
