@@ -37,12 +37,15 @@ from gatepost.service.effective import (
 from gatepost.service.gauges import StoreSizes, watch_dispatcher, watch_store
 from gatepost.service.logs import LogObserver, Logs
 from gatepost.service.metrics import Metrics
+from gatepost.service.notify import READY, STOPPING, notify
 from gatepost.service.observers import Observers
 from gatepost.store.port import Registry
 from gatepost.telemetry import Observer
 
 Result = TypeVar("Result")
 
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""What drains a process."""
 EXIT_CLEAN: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_CONFIGURATION: Final = 2
@@ -194,7 +197,7 @@ async def _stop_serving(service: Service, server: _Server, serving: asyncio.Task
 
 
 def serve(settings: Settings, *, ready: Callable[[Running], None] | None = None, place: Place | None = None) -> int:
-    """Run until SIGTERM or SIGINT, drain, and return the exit code. A second signal ends the process at once.
+    """Run until SIGTERM, SIGINT or SIGHUP, drain, and return the exit code. A second SIGTERM or SIGINT ends the process at once.
 
     A child of `service.processes` (`place.parent`) ends too when its parent does. 0: drained. 1: the store or the server failed.
     2: configuration. `ready` is called once requests are accepted.
@@ -220,10 +223,12 @@ async def _serve(settings: Settings, logs: Logs, ready: Callable[[Running], None
         log_limits(settings, logs)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        if place.parent is None:
+    for number in SIGNALS:
+        if place.parent is None and number != signal.SIGHUP:
             loop.add_signal_handler(number, _on_signal, number, stop, logs)
-        else:  # a service manager may signal us beside our parent: only the parent says when it is enough
+        else:
+            # A service manager may signal us beside our parent, and a terminal that closes hangs up more than once: neither
+            # says that it is enough.
             loop.add_signal_handler(number, stop.set)
     try:
         async with (
@@ -235,12 +240,16 @@ async def _serve(settings: Settings, logs: Logs, ready: Callable[[Running], None
                 "info", "listening", f"accepting requests at {running.url}", url=running.url, pid=os.getpid(), node=node
             )
             line.watch(running.dispatcher)
+            if place.parent is None:
+                notify(READY, os.environ)
             if ready is not None:
                 ready(running)
             stopping = _start(stop.wait(), "stop")
             await asyncio.wait({stopping, running.serving}, return_when=asyncio.FIRST_COMPLETED)
             stopping.cancel()
             failed = not stop.is_set()
+            if place.parent is None:
+                notify(STOPPING, os.environ)
             statistics = running.dispatcher.client.statistics()
             logs.entry(
                 "info",
@@ -253,7 +262,7 @@ async def _serve(settings: Settings, logs: Logs, ready: Callable[[Running], None
             raise GatepostError("the HTTP server ended by itself; what was accepted is settled or stored")
         logs.entry("info", "stopped", "everything settled")
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in SIGNALS:
             loop.remove_signal_handler(number)
 
 

@@ -31,6 +31,7 @@ from gatepost.service.app import (
 )
 from gatepost.service.config import Settings
 from gatepost.service.logs import Logs
+from gatepost.service.notify import READY, STOPPING, notify
 
 RESTART_FIRST: Final = 0.5
 RESTART_MAX: Final = 30.0
@@ -130,6 +131,7 @@ class Parent:
             replacing = loop.create_task(self._replace_on_demand(), name="rolling restart")
             await self._stop.wait()
             replacing.cancel()
+            notify(STOPPING, self.environ)
             self._logs.entry("info", "draining", "all processes drain", processes=len(self._slots))
             self._signal_all(signal.SIGTERM)
             done, late = await asyncio.wait(keepers, timeout=self._patience)
@@ -263,6 +265,8 @@ class Parent:
         match message["event"]:
             case "listening":
                 slot.node = message["node"]
+                if not any(other.ever_ready for other in self._slots):
+                    notify(READY, self.environ)
                 slot.ever_ready = True
             case "balanced":
                 slot.balanced.set()

@@ -36,7 +36,7 @@ def serve(
 ) -> None:
     """Accept events over HTTP and deliver them, until SIGTERM or SIGINT; then drain. A second signal leaves at once.
 
-    With several processes SIGHUP replaces them one after the other, without a gap.
+    With several processes SIGHUP replaces them one after the other, without a gap; a single one drains.
     """
     given = {
         "GATEPOST_LISTEN_HOST": host,
