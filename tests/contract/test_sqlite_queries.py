@@ -6,6 +6,7 @@ import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from gatepost.clock import SYSTEM_CLOCK
@@ -106,9 +107,13 @@ def test_every_statement_finds_its_rows_by_a_key(tmp_path: Path) -> None:
                 DeliveryFilter(event_id=1, state=state),
             ):
                 find(connection, work.tally, where, NEWEST, 5)
+                find(connection, work.tally, replace(where, event_type="t", accepted_from=1), NEWEST, 5)
+            find(connection, work.tally, DeliveryFilter(state=state, accepted_from=1), NEWEST, 5)
         matching(connection, DeliveryFilter(tenant="acme"), [101])
         views.show(connection, [101, 102])
         views.attempts_of(connection, 101)
+        views.newest_attempts(connection, 1, 5)
+        reads.backlogs(connection, work.tally, [1], 10)
         for dead in (DeadFilter(), DeadFilter(tenant="acme"), DeadFilter(endpoint=1, died_from=1), DeadFilter(why="x")):
             views.dead_letters(connection, dead, None, 5)
             views.dead_letters(connection, dead, "5.5", 5)

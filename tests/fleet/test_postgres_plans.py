@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from gatepost.delivery.ids import id_time_us
 from gatepost.store.postgres import sizes, views
 from gatepost.store.postgres.pool import Connection
 from gatepost.store.rows import DeadFilter, DeliveryFilter, StoreTotals
@@ -107,6 +109,10 @@ def questions() -> list[tuple[str, Callable[[Any], Awaitable[object]]]]:
             DeliveryFilter(event_id=4_000_000_000 * 77, state=state),
         ):
             asked.append((str(where), partial(_deliveries, where)))
+            typed = replace(where, event_type="t", accepted_from=id_time_us(4_000_000_000 * 1_000))
+            asked.append((str(typed), partial(_deliveries, typed)))
+        anyone = DeliveryFilter(state=state, accepted_before=id_time_us(4_000_000_000 * 150_000))
+        asked += [(str(where), partial(_deliveries, where)) for where in (anyone, replace(anyone, event_type="u"))]
     for dead in (
         DeadFilter(),
         DeadFilter(endpoint=7),
@@ -122,6 +128,9 @@ def questions() -> list[tuple[str, Callable[[Any], Awaitable[object]]]]:
     asked += [
         ("delivery", lambda one: views.show(one, [4_000_000_000 * 77 + 1])),
         ("attempts", lambda one: views.attempts_of(one, 4_000_000_000 * 77 + 1)),
+        ("newest attempts", lambda one: views.newest_attempts(one, 7, 100)),
+        ("newest attempts behind a backlog", lambda one: views.newest_attempts(one, 8, 1_000)),
+        ("backlogs", lambda one: sizes.backlogs(one, range(1, 60), 300)),
         ("dead letter", lambda one: views.dead_letter(one, 77)),
         ("lane stats", lambda one: sizes.lane_stats(one, [7 << 8, 8 << 8], 10_000)),
         ("backlog", near_backlog),

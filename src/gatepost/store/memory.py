@@ -14,15 +14,16 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from gatepost.clock import SYSTEM_CLOCK, Clock
-from gatepost.delivery.ids import ENDPOINT, NODES, decode_id, id_time_us
+from gatepost.delivery.ids import ENDPOINT, NODES, NUMBER_BITS, decode_id, id_time_us
 from gatepost.errors import StoreError
 from gatepost.store.memory_parts import MemoryParts
 from gatepost.store.memory_registry import MemoryRegistry
-from gatepost.store.paging import check_filter, check_limit, decode_numbers, encode_cursor
+from gatepost.store.paging import check_filter, check_limit, check_listing, decode_numbers, encode_cursor, id_bounds
 from gatepost.store.port import StoreCapabilities
 from gatepost.store.rows import (
     SUB_BULK,
     AttemptRow,
+    Backlog,
     DeadFilter,
     DeadLetter,
     DeadRow,
@@ -293,7 +294,7 @@ class MemoryStore(MemoryRegistry):
 
     async def deliveries(self, where: DeliveryFilter, after: str | None, limit: int) -> Page[DeliveryInfo]:
         check_limit(limit)
-        check_filter(where)
+        check_listing(where)
         start = decode_numbers(after, 1)
         found = sorted(
             (number for number in self._matching(where) if start is None or number < start[0]),
@@ -305,12 +306,16 @@ class MemoryStore(MemoryRegistry):
     async def delivery(self, delivery_id: int) -> DeliveryInfo | None:
         return self._info(delivery_id) if delivery_id in self._deliveries else None
 
+    def _type_of(self, number: int) -> str:
+        """Empty when the event is gone, and there is no dead letter that kept it."""
+        event, dead = self._events.get(self._deliveries[number].row.event_id), self._dead.get(number)
+        return event.type if event else dead.event_type if dead else ""
+
     def _info(self, number: int) -> DeliveryInfo:
         delivery = self._deliveries[number]
         row, dead = delivery.row, self._dead.get(number)
         log = self._attempts.get(number)
         last = log[-1] if log else None
-        event = self._events.get(row.event_id)
         attempts = row.attempt if delivery.state == "waiting" else dead.attempts if dead else last.number if last else 0
         return DeliveryInfo(
             number,
@@ -320,7 +325,7 @@ class MemoryStore(MemoryRegistry):
             delivery.state,
             attempts,
             row.due_at if delivery.state == "waiting" else None,
-            event.type if event else dead.event_type if dead else "",
+            self._type_of(number),
             last.outcome if last else dead.outcome if dead else None,
             last.status if last else dead.status if dead else None,
             max(delivery.changed_at, last.started_at + last.elapsed_us if last else 0),
@@ -328,6 +333,21 @@ class MemoryStore(MemoryRegistry):
 
     async def attempts_of(self, delivery_id: int) -> Sequence[AttemptRow]:
         return list(self._attempts.get(delivery_id, ()))
+
+    async def newest_attempts(self, endpoint: int, limit: int) -> Sequence[AttemptRow]:
+        check_limit(limit)
+        found = [row for log in self._attempts.values() for row in log if row.endpoint == endpoint]
+        return sorted(found, key=lambda row: (row.started_at, row.delivery_id), reverse=True)[:limit]
+
+    async def backlogs(self, endpoints: Collection[int], depth_cap: int = 1_000) -> Mapping[int, Backlog]:
+        found: dict[int, Backlog] = {}
+        for delivery in self._deliveries.values():
+            number = endpoint_of(delivery.row.lane)
+            if delivery.state == "waiting" and number in endpoints:
+                depth, oldest = found.get(number, Backlog(0, None))
+                due = delivery.row.due_at if oldest is None else min(oldest, delivery.row.due_at)
+                found[number] = Backlog(min(depth + 1, depth_cap), due)
+        return found
 
     async def cancel(self, where: DeliveryFilter, delivery_id: int | None, limit: int) -> Sequence[int]:
         self._check_open()
@@ -344,9 +364,12 @@ class MemoryStore(MemoryRegistry):
         return chosen
 
     def _matching(self, where: DeliveryFilter) -> Iterable[int]:
+        since, before = id_bounds(where, 1 << NUMBER_BITS)
         for number, delivery in self._deliveries.items():
             if (
-                where.tenant in (None, delivery.tenant)
+                since <= number < before
+                and (where.event_type is None or where.event_type == self._type_of(number))
+                and where.tenant in (None, delivery.tenant)
                 and where.endpoint in (None, endpoint_of(delivery.row.lane))
                 and where.event_id in (None, delivery.row.event_id)
                 and where.state in (None, delivery.state)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
+from gatepost.delivery.ids import first_id_at
 from gatepost.errors import ConfigurationError
 from gatepost.store.rows import DeliveryFilter, Page
 
@@ -57,7 +58,19 @@ def check_limit(limit: int) -> None:
 def check_filter(where: DeliveryFilter) -> None:
     """Raises `ValueError` when a filter would ask for every delivery of every tenant."""
     if where.event_id is None and where.endpoint is None and where.tenant is None:
-        raise ValueError("a list of deliveries needs an event_id, an endpoint or a tenant")
+        raise ValueError("deliveries are chosen by an event_id, an endpoint or a tenant; a list also by a time")
+
+
+def check_listing(where: DeliveryFilter) -> None:
+    """`check_filter` for lists, where a time bounds what is asked for too."""
+    if where.accepted_from is None and where.accepted_before is None:
+        check_filter(where)
+
+
+def id_bounds(where: DeliveryFilter, before: int) -> tuple[int, int]:
+    """Delivery ids of the time asked for: from the first, below the second, which is at most `before`."""
+    since = 0 if where.accepted_from is None else first_id_at(where.accepted_from)
+    return since, before if where.accepted_before is None else min(before, first_id_at(where.accepted_before))
 
 
 def _foreign(cursor: str) -> ConfigurationError:

@@ -15,6 +15,7 @@ from typing import Final, Literal, Protocol
 from gatepost.delivery.records import ApiKey, Endpoint, Tenant
 from gatepost.store.rows import (
     AttemptRow,
+    Backlog,
     DeadFilter,
     DeadLetter,
     DeliveryFilter,
@@ -170,7 +171,7 @@ class DeliveryStore(Protocol):
         """Deliveries, newest first.
 
         A page may hold fewer items than `limit`, even none, while `next` says there are more: each call looks at a bounded
-        number of rows. `ValueError` when the filter names neither event, endpoint nor tenant, or the cursor is foreign.
+        number of rows. `ValueError` when the filter names neither event, endpoint, tenant nor time, or the cursor is foreign.
         """
         ...
 
@@ -180,6 +181,18 @@ class DeliveryStore(Protocol):
 
     async def attempts_of(self, delivery_id: int) -> Sequence[AttemptRow]:
         """The attempt log of one delivery, oldest first."""
+        ...
+
+    async def newest_attempts(self, endpoint: int, limit: int) -> Sequence[AttemptRow]:
+        """The newest attempts at an endpoint that the log still holds, newest first.
+
+        What failed, what came late and what was retried is all there. First attempts that delivered at once are looked for among
+        a bounded number of its newest deliveries: behind thousands that wait untried, older ones are left out.
+        """
+        ...
+
+    async def backlogs(self, endpoints: Collection[int], depth_cap: int = 1_000) -> Mapping[int, Backlog]:
+        """What waits for each of these endpoints, over all of its lanes; those for which nothing waits are left out."""
         ...
 
     async def cancel(self, where: DeliveryFilter, delivery_id: int | None, limit: int) -> Sequence[int]:

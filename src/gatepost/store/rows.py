@@ -309,6 +309,9 @@ class AttemptRow(NamedTuple):
     worker: str
 
 
+PROMPT_US: Final = 10_000_000
+"""Microseconds from a delivery's making to its attempt: a first one that began within them and delivered is *prompt*. Nearly all
+are; they are found by their deliveries' ids, and only the others, which are few, have an order of their own by endpoint."""
 RESPONSE_SNIPPET_MAX: Final = 1_024
 """Enough for an error page's first lines; more would make the log the largest table."""
 
@@ -358,12 +361,17 @@ class DeliveryInfo:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryFilter:
-    """None: any. `event_id`, `endpoint` or `tenant` must be given."""
+    """None: any. `event_id`, `endpoint` or `tenant` must be given; to list, a time will do."""
 
     tenant: str | None = None
     endpoint: int | None = None
     event_id: int | None = None
     state: Literal["waiting", "delivered", "dead", "cancelled"] | None = None
+    event_type: str | None = None
+    """Exactly this type. One that retention has taken with its event matches none."""
+    accepted_from: int | None = None
+    """UTC microseconds, to the millisecond: when the delivery was made."""
+    accepted_before: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,6 +411,13 @@ class Page(Generic[Item]):
 
     items: Sequence[Item]
     next: str | None
+
+
+class Backlog(NamedTuple):
+    """What waits for an endpoint: rows counted up to a cap, and when the oldest of those counted is or was due."""
+
+    depth: int
+    oldest_due: int | None
 
 
 class LaneStat(NamedTuple):

@@ -10,11 +10,13 @@ from gatepost.delivery.records import ApiKey, Endpoint, Tenant
 from gatepost.store.rows import (
     SUB_BULK,
     SUB_HIGH,
+    Backlog,
     DeadFilter,
     DeadLetter,
     DeliveryFilter,
     DeliveryInfo,
     Retention,
+    SettleBatch,
     TenantPurge,
     lane_of,
 )
@@ -122,6 +124,82 @@ class OperatorContract(ContractBase):
             await owner.enqueue(wide)
             of_event = await self.all_pages(owner, DeliveryFilter(event_id=wide.event_id))
             assert [info.delivery_id for info in of_event] == [t.delivery_id for t in wide.targets][::-1]
+
+    async def test_lists_are_narrowed_by_type_and_time(self) -> None:
+        """What a support engineer knows of a missing event: its type, and about when; a time alone will do for a list."""
+        async with self.owned() as owner:
+            events = []
+            for number in range(12):
+                owner.clock.advance(60)
+                events.append(owner.event(number % 2 + 1, type="a.b" if number % 3 else "c.d", created_at=owner.now))
+            await owner.enqueue(*events)
+            for row in (await owner.rows(lane_of(1, 0)))[:3]:
+                await owner.settle(owner.done(row))
+            start, end = events[3].created_at, events[9].created_at
+
+            def expected(where: DeliveryFilter) -> list[int]:
+                chosen = [
+                    event.targets[0].delivery_id
+                    for place, event in enumerate(events)
+                    if where.endpoint in (None, event.targets[0].lane >> 8)
+                    and where.event_type in (None, event.type)
+                    and (where.accepted_from or 0) <= event.created_at < (where.accepted_before or 1 << 62)
+                    and where.state in (None, "delivered" if place in (0, 2, 4) else "waiting")
+                ]
+                return chosen[::-1]
+
+            for state in (None, "waiting", "delivered"):
+                for event_type in (None, "c.d", "never"):
+                    for tenant, endpoint in (("acme", None), (None, 1), ("acme", 1), (None, None)):
+                        for since, before in ((start, end), (None, end), (start, None)):
+                            where = DeliveryFilter(tenant, endpoint, None, state, event_type, since, before)
+                            found = await self.all_pages(owner, where)
+                            assert [info.delivery_id for info in found] == expected(where), where
+            other = DeliveryFilter(tenant="other", accepted_from=start)
+            assert await self.all_pages(owner, other) == []
+
+    async def test_the_newest_attempts_at_an_endpoint_are_all_found(self) -> None:
+        """Prompt or late, retried or given up, old deliveries or new ones: what the endpoint did last is what its page shows."""
+        async with self.owned() as owner:
+            expected: list[tuple[int, int]] = []
+
+            async def settle(batch: SettleBatch) -> None:
+                await owner.settle(batch)
+                expected.extend((row.started_at, row.delivery_id) for row in batch.attempts if row.endpoint == 1)
+
+            for number in range(30):
+                await owner.enqueue(owner.event(1), owner.event(2))
+                owner.clock.advance(1 if number % 5 else 30)
+                rows = await owner.rows(lane_of(1, 0))
+                match number % 6:
+                    case 0 | 1 | 2:
+                        await settle(owner.done(rows[-1]))
+                    case 3:
+                        await settle(owner.retry(rows[0], delay=5))
+                    case 4:
+                        await settle(owner.dead(rows[0]))
+                    case _:
+                        await settle(owner.done(*await owner.rows(lane_of(2, 0), 1)))
+            expected.sort(reverse=True)
+            for limit in (1, 4, 100):
+                found = await owner.store.newest_attempts(1, limit)
+                assert [(row.started_at, row.delivery_id) for row in found] == expected[:limit]
+            assert [row.response for row in await owner.store.newest_attempts(1, 2)] == [b"ok", b"ok"]
+            assert await owner.store.newest_attempts(3, 10) == []
+
+    async def test_what_waits_for_an_endpoint_is_counted_over_its_lanes(self) -> None:
+        """Up to a cap, with the time since when the oldest is due; an endpoint without a backlog is not named."""
+        async with self.owned() as owner:
+            first = owner.now
+            await owner.enqueue(
+                owner.event(1, 2), owner.event(1, sub=SUB_BULK, due_in=60), owner.event(2, sub=SUB_HIGH)
+            )
+            [row] = await owner.rows(lane_of(2, SUB_HIGH))
+            await owner.settle(owner.done(row))
+            await owner.settle(owner.done(*await owner.rows(lane_of(2, 0))))
+            assert dict(await owner.store.backlogs([1, 2, 3])) == {1: Backlog(2, first)}
+            assert (await owner.store.backlogs([1], 1))[1].depth == 1
+            assert dict(await owner.store.backlogs([])) == {}
 
     async def test_tenants_see_only_their_own(self) -> None:
         """Whatever else the filter names."""

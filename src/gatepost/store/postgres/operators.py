@@ -6,7 +6,7 @@ Rows are found first, then changed by key in a transaction of their own, so that
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from gatepost.store.postgres.time import StoreClock
 from gatepost.store.postgres.views import NEWEST, DeadKey
 from gatepost.store.rows import (
     AttemptRow,
+    Backlog,
     DeadFilter,
     DeadLetter,
     DeliveryFilter,
@@ -61,6 +62,12 @@ class PostgresOperators:
 
     async def attempts_of(self, delivery_id: int) -> Sequence[AttemptRow]:
         return await self._pool.run(lambda connection: views.attempts_of(connection, delivery_id))
+
+    async def newest_attempts(self, endpoint: int, limit: int) -> Sequence[AttemptRow]:
+        return await self._pool.run(lambda connection: views.newest_attempts(connection, endpoint, limit))
+
+    async def backlogs(self, endpoints: Collection[int], depth_cap: int = 1_000) -> Mapping[int, Backlog]:
+        return await self._pool.run(lambda connection: sizes.backlogs(connection, endpoints, depth_cap))
 
     async def dead_letters(self, where: DeadFilter, after: str | None, limit: int) -> Page[DeadLetter]:
         return await self._pool.run(lambda connection: views.dead_letters(connection, where, after, limit))

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from gatepost.store.postgres.pool import Connection
-from gatepost.store.rows import LaneStat, StoreTotals
+from gatepost.store.rows import Backlog, LaneStat, StoreTotals
 
 COUNT_MAX: Final = 20_000
 """Rows counted in one table: some 2 ms. Beyond it the server's estimate, which autovacuum keeps within some percent."""
@@ -40,6 +40,11 @@ _LANES: Final = """
 SELECT w.lane, (SELECT min(d.due_at) FROM gp_delivery AS d WHERE d.lane = w.lane),
   (SELECT count(*) FROM (SELECT 1 FROM gp_delivery AS d WHERE d.lane = w.lane LIMIT $2::bigint) AS counted)
  FROM unnest($1::bigint[]) WITH ORDINALITY AS w(lane, place) ORDER BY w.place"""
+_BACKLOGS: Final = """
+SELECT w.endpoint, x.depth, x.oldest FROM unnest($1::bigint[]) AS w(endpoint) CROSS JOIN LATERAL (
+  SELECT count(*) AS depth, min(due_at) AS oldest FROM (
+   SELECT d.due_at FROM gp_delivery AS d WHERE d.lane >= w.endpoint << 8 AND d.lane < (w.endpoint + 1) << 8
+    ORDER BY d.lane, d.due_at LIMIT $2::bigint) AS counted) AS x"""
 _BACKLOG: Final = """
 SELECT count(*) FROM (
  SELECT 1 FROM gp_active AS a CROSS JOIN LATERAL (
@@ -71,6 +76,12 @@ async def lane_stats(connection: Connection, lanes: Collection[int], depth_cap: 
     return [
         LaneStat(lane, depth, oldest) for lane, oldest, depth in await connection.fetch(_LANES, list(lanes), depth_cap)
     ]
+
+
+async def backlogs(connection: Connection, endpoints: Collection[int], depth_cap: int) -> dict[int, Backlog]:
+    """What waits for each endpoint, rows counted up to the cap; those without any are left out."""
+    found = await connection.fetch(_BACKLOGS, list(endpoints), depth_cap)
+    return {number: Backlog(depth, oldest) for number, depth, oldest in found if depth}
 
 
 async def backlog_of(connection: Connection, tenant: str) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from gatepost.store.paging import check_filter, check_limit, decode_numbers, encode_cursor
+from gatepost.store.paging import check_limit, check_listing, decode_numbers, encode_cursor, id_bounds
 from gatepost.store.postgres.pool import Connection
 from gatepost.store.rows import AttemptRow, DeadFilter, DeadLetter, DeliveryFilter, DeliveryInfo, Page
 from gatepost.store.showing import STATES, delivery_info
@@ -25,13 +25,17 @@ _ENDED: Final = {"dead": 1, "cancelled": 2}
 # A scalar subquery with a limit is asked row by row; EXISTS may be answered from a hash of the whole table.
 _WALK: Final = """
 SELECT h.id, h.event_id, h.lane >> 8, h.tenant, h.state, h.state = 0 AND (
-  SELECT 1 FROM gp_delivery AS d WHERE d.lane = h.lane AND d.due_at = h.at AND d.id = h.id LIMIT 1) IS NOT NULL
- FROM (SELECT id, event_id, lane, tenant, state, at FROM gp_history WHERE {base} AND id < $2::bigint
-  ORDER BY id DESC LIMIT $3::bigint) AS h"""
+  SELECT 1 FROM gp_delivery AS d WHERE d.lane = h.lane AND d.due_at = h.at AND d.id = h.id LIMIT 1) IS NOT NULL, {type}
+ FROM (SELECT id, event_id, lane, tenant, state, at FROM gp_history
+  WHERE {base} AND id >= $4::bigint AND id < $2::bigint ORDER BY id DESC LIMIT $3::bigint) AS h"""
+_TYPE: Final = """coalesce((SELECT e.type FROM gp_event AS e WHERE e.id = h.event_id),
+  (SELECT x.event_type FROM gp_dead AS x WHERE h.state = 1 AND x.died_at = h.at AND x.id = h.id LIMIT 1), '')"""
+_NO_TYPE: Final = "NULL"
 _EVENT: Final = "event_id = $1::bigint"
 _ENDPOINT: Final = "(lane >> 8) = $1::bigint"
 _TENANT: Final = "tenant = $1::text"
 _NUMBERS: Final = "id = ANY($1::bigint[])"
+_ANYTHING: Final = "id > $1::bigint"
 # By index only; the inner limit keeps the planner from joining whole tables for the outer one.
 _WAITING_OF_ENDPOINT: Final = (
     "SELECT id FROM gp_delivery WHERE lane >= $1::bigint << 8 AND lane < ($1::bigint + 1) << 8 LIMIT $2::bigint"
@@ -52,6 +56,18 @@ SELECT h.id, h.event_id, h.tenant, h.lane >> 8, h.state, h.at, d.attempt, coales
  WHERE h.id = ANY($1::bigint[]) ORDER BY h.id DESC"""
 _ATTEMPTS: Final = f"""
 SELECT {", ".join(AttemptRow._fields)} FROM gp_attempt WHERE delivery_id = $1::bigint ORDER BY started_at"""  # noqa: S608 - our words
+# Word for word the condition of the index gp_attempt_remarkable: what is not prompt (rows.PROMPT_US).
+REMARKABLE: Final = (
+    "number > 1 OR decision <> 'complete' OR started_at / 1000 - (delivery_id >> 22) > 1735689600000::bigint + 10000"
+)
+_REMARKABLE: Final = f"""
+SELECT {", ".join(AttemptRow._fields)} FROM gp_attempt WHERE endpoint = $1::bigint AND ({REMARKABLE})
+ ORDER BY started_at DESC LIMIT $2::bigint"""  # noqa: S608 - our own words
+_PROMPT: Final = f"""
+SELECT {", ".join(f"a.{name}" for name in AttemptRow._fields)}
+ FROM (SELECT id FROM gp_history WHERE (lane >> 8) = $1::bigint ORDER BY id DESC LIMIT $2::bigint) AS h
+ CROSS JOIN LATERAL (SELECT * FROM gp_attempt WHERE delivery_id = h.id AND NOT ({REMARKABLE}) LIMIT 1) AS a
+ LIMIT $3::bigint"""  # noqa: S608 - our own words
 _DEAD_COLUMNS: Final = (
     "id, event_id, tenant, endpoint, event_type, content_type, attempts, why, outcome, status, died_at"
 )
@@ -89,7 +105,7 @@ async def deliveries(
 ) -> Page[DeliveryInfo]:
     """A page of deliveries, newest first."""
     check_limit(limit)
-    check_filter(where)
+    check_listing(where)
     (before,) = decode_numbers(after, 1) or (NEWEST,)
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         ids, resume = await find(connection, where, before, limit + 1)
@@ -108,23 +124,24 @@ async def find(connection: Connection, where: DeliveryFilter, before: int, want:
     """Up to `want` ids below `before` that match the filter."""
     state = None if where.state is None else _ENDED.get(where.state)
     base, key = _base(where)
-    if where.event_id is None and state is not None:
+    since, before = id_bounds(where, before)
+    if (where.endpoint, where.tenant) != (None, None) and where.event_id is None and state is not None:
         base = f"{base} AND state = {state} AND state > 0"
-    elif where.event_id is None and where.state == "waiting":
+    elif base in (_ENDPOINT, _TENANT) and where.state == "waiting":
         query = _WAITING_OF_ENDPOINT if where.endpoint is not None else _WAITING_OF_TENANT
         rows = await connection.fetch(query, key, SORT_MAX + 1)
         if len(rows) <= SORT_MAX:
-            newest = sorted((row[0] for row in rows if row[0] < before), reverse=True)
+            newest = sorted((row[0] for row in rows if since <= row[0] < before), reverse=True)
             return await _first_matching(connection, where, newest, want)
     walk = want if _answers(where, state is not None) else max(want, WALK_MAX)
-    rows = await connection.fetch(_WALK.format(base=base), key, before, walk)
+    rows = await connection.fetch(_walk(where, base), key, before, walk, since)
     ids = [row[0] for row in rows if _matches(where, *row[1:])][:want]
     return Found(ids, rows[-1][0] if len(rows) == walk and len(ids) < want else None)
 
 
 async def matching(connection: Connection, where: DeliveryFilter, ids: Sequence[int]) -> list[int]:
     """Those of `ids` that exist and match the filter, newest first."""
-    rows = await connection.fetch(_WALK.format(base=_NUMBERS), list(ids), NEWEST, len(ids))
+    rows = await connection.fetch(_walk(where, _NUMBERS), list(ids), NEWEST, len(ids), 0)
     return [row[0] for row in rows if _matches(where, *row[1:])]
 
 
@@ -138,34 +155,58 @@ async def _first_matching(connection: Connection, where: DeliveryFilter, newest:
     return Found(ids[:want], None)
 
 
+def _walk(where: DeliveryFilter, base: str) -> str:
+    """The walk, with each delivery's type only where it is asked for: that is another probe a row."""
+    return _WALK.format(base=base, type=_NO_TYPE if where.event_type is None else _TYPE)
+
+
 def _base(where: DeliveryFilter) -> tuple[str, int | str]:
     """The condition that has an order by id, and its value."""
     if where.event_id is not None:
         return _EVENT, where.event_id
     if where.endpoint is not None:
         return _ENDPOINT, where.endpoint
-    assert where.tenant is not None, "check_filter has seen to that"
-    return _TENANT, where.tenant
+    if where.tenant is not None:
+        return _TENANT, where.tenant
+    return _ANYTHING, 0
 
 
 def _answers(where: DeliveryFilter, by_state: bool) -> bool:
     """The base alone is the whole filter."""
-    given = [value is not None for value in (where.event_id, where.endpoint, where.tenant)]
-    return sum(given) == 1 and (where.state is None or by_state)
+    given = sum(value is not None for value in (where.event_id, where.endpoint, where.tenant))
+    if given == 0:
+        by_state = False  # no order of all deliveries by state
+    return given <= 1 and where.event_type is None and (where.state is None or by_state)
 
 
-def _matches(where: DeliveryFilter, event_id: int, endpoint: int, tenant: str, state: int, waiting: bool) -> bool:
+def _matches(
+    where: DeliveryFilter, event_id: int, endpoint: int, tenant: str, state: int, waiting: bool, event_type: str | None
+) -> bool:
     return (
         where.event_id in (None, event_id)
         and where.endpoint in (None, endpoint)
         and where.tenant in (None, tenant)
         and where.state in (None, "waiting" if waiting else STATES[state])
+        and where.event_type in (None, event_type)
     )
 
 
 async def attempts_of(connection: Connection, delivery_id: int) -> list[AttemptRow]:
     """The attempt log of one delivery, oldest first."""
     return [AttemptRow(*row) for row in await connection.fetch(_ATTEMPTS, delivery_id)]
+
+
+async def newest_attempts(connection: Connection, endpoint: int, limit: int) -> list[AttemptRow]:
+    """The newest attempts at an endpoint, newest first: what has an order of its own, and what its newest deliveries show."""
+    check_limit(limit)
+    async with connection.transaction(isolation="repeatable_read", readonly=True):
+        found = [AttemptRow(*row) for row in await connection.fetch(_REMARKABLE, endpoint, limit)]
+        for walk in (limit, WALK_MAX):
+            rows = await connection.fetch(_PROMPT, endpoint, max(walk, limit), limit)
+            if len(rows) >= limit:
+                break
+    found += [AttemptRow(*row) for row in rows]
+    return sorted(found, key=lambda row: (row.started_at, row.delivery_id), reverse=True)[:limit]
 
 
 # ----------------------------------------------------------------------------------------------------- dead letters

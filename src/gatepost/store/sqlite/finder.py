@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
+from gatepost.store.paging import id_bounds
 from gatepost.store.rows import DeliveryFilter
 from gatepost.store.sqlite.bulk import where_in
 from gatepost.store.sqlite.meta import read_meta
@@ -28,13 +29,15 @@ _TENANT_OF = "SELECT tenant FROM destination WHERE endpoint = ?"
 _CHECK = where_in("""
 SELECT h.id, h.event_id, h.lane >> 8, o.tenant, CASE h.state WHEN 1 THEN 'dead' WHEN 2 THEN 'cancelled' ELSE
   CASE WHEN EXISTS (SELECT 1 FROM delivery AS d WHERE d.lane = h.lane AND d.due_at = h.at AND d.id = h.id)
-   THEN 'waiting' ELSE 'delivered' END END
+   THEN 'waiting' ELSE 'delivered' END END, coalesce((SELECT e.type FROM event AS e WHERE e.id = h.event_id),
+   (SELECT x.event_type FROM dead AS x WHERE x.id = h.id), '')
  FROM history AS h JOIN destination AS o ON o.endpoint = h.lane >> 8 WHERE h.id IN""")
 _OF_EVENT = """
 SELECT value FROM event, json_each(event.targets) WHERE event.id = ?1 AND value < ?2
  UNION SELECT id FROM dead WHERE event_id = ?1 AND id < ?2 ORDER BY 1 DESC LIMIT ?3"""
 _QUEUED = "SELECT id FROM delivery WHERE lane >= ? AND lane <= ? AND id < ? ORDER BY id DESC LIMIT ?"
 _ENDED = "SELECT id FROM history WHERE lane >> 8 = ? AND state = ? AND state > 0 AND id < ? ORDER BY id DESC LIMIT ?"
+_RECENT = "SELECT id FROM history WHERE id < ? ORDER BY id DESC LIMIT ?"
 _LISTED = "SELECT id FROM endpoint_history WHERE endpoint = ? AND id < ? ORDER BY id DESC LIMIT ?"
 _TAIL = "SELECT id FROM history WHERE id > ? AND id < ? AND lane >> 8 = ? ORDER BY id DESC LIMIT ?"
 _TENANT_TAIL = """
@@ -64,6 +67,16 @@ class Found(NamedTuple):
 
 def find(connection: sqlite3.Connection, tally: Tally, where: DeliveryFilter, before: int, want: int) -> Found:
     """Up to `want` ids below `before` that match the filter."""
+    since, before = id_bounds(where, before)
+    found = _find(connection, tally, where, before, want)
+    if not since or not (found.ids or found.resume is not None):
+        return found
+    ids = [number for number in found.ids if number >= since]
+    more = len(ids) == len(found.ids) and found.resume is not None and found.resume > since
+    return Found(ids, found.resume if more else None)
+
+
+def _find(connection: sqlite3.Connection, tally: Tally, where: DeliveryFilter, before: int, want: int) -> Found:
     if where.event_id is not None:
         candidates = _ids(connection.execute(_OF_EVENT, (where.event_id, before, WALK_MAX)))
         return _narrow(connection, where, candidates, want)
@@ -71,13 +84,22 @@ def find(connection: sqlite3.Connection, tally: Tally, where: DeliveryFilter, be
         row = connection.execute(_TENANT_OF, (where.endpoint,)).fetchone()
         if row is None or row[0] != where.tenant:
             return Found((), None)
-    if where.state in _ENDED_STATES:
-        return Found(_ended(connection, where, _ENDED_STATES[where.state], before, want), None)
-    if where.state == "waiting" and _waiting(tally, where) <= SORT_MAX:
-        return Found(_queued(connection, tally, where, before, want), None)
-    if where.state is None:
-        return Found(_listed(connection, where, before, want), None)
-    return _narrow(connection, where, _listed(connection, where, before, WALK_MAX), want)
+    anyone = where.endpoint is None and where.tenant is None
+    plain = where.event_type is None
+    walk = want if plain else max(want, WALK_MAX)
+    if anyone:
+        walk = want if plain and where.state is None else max(want, WALK_MAX)
+        ids = _ids(connection.execute(_RECENT, (before, walk)))
+        plain = plain and where.state is None
+    elif where.state in _ENDED_STATES:
+        ids = _ended(connection, where, _ENDED_STATES[where.state], before, walk)
+    elif where.state == "waiting" and _waiting(tally, where) <= SORT_MAX:
+        ids = _queued(connection, tally, where, before, walk)
+    elif where.state is None:
+        ids = _listed(connection, where, before, walk)
+    else:
+        return _narrow(connection, where, _listed(connection, where, before, WALK_MAX), want)
+    return Found(ids, None) if plain else _narrow(connection, where, ids, want)
 
 
 def matching(connection: sqlite3.Connection, where: DeliveryFilter, ids: Sequence[int]) -> list[int]:
@@ -85,11 +107,12 @@ def matching(connection: sqlite3.Connection, where: DeliveryFilter, ids: Sequenc
     return sorted(
         (
             number
-            for number, event_id, endpoint, tenant, state in _CHECK.fetch(connection, ids)
+            for number, event_id, endpoint, tenant, state, event_type in _CHECK.fetch(connection, ids)
             if where.event_id in (None, event_id)
             and where.endpoint in (None, endpoint)
             and where.tenant in (None, tenant)
             and where.state in (None, state)
+            and where.event_type in (None, event_type)
         ),
         reverse=True,
     )
@@ -97,7 +120,7 @@ def matching(connection: sqlite3.Connection, where: DeliveryFilter, ids: Sequenc
 
 def _narrow(connection: sqlite3.Connection, where: DeliveryFilter, candidates: Sequence[int], want: int) -> Found:
     ids = matching(connection, where, candidates)[:want]
-    unfinished = len(candidates) == WALK_MAX and len(ids) < want
+    unfinished = len(candidates) >= WALK_MAX and len(ids) < want
     return Found(ids, candidates[-1] if unfinished else None)
 
 
@@ -143,8 +166,20 @@ def _listed(connection: sqlite3.Connection, where: DeliveryFilter, before: int, 
     return _newest(want, [((number,) for number in tail), *listed])
 
 
+def newest_of(connection: sqlite3.Connection, endpoint: int, want: int) -> list[int]:
+    """The newest deliveries of an endpoint; some of them may be forgotten already."""
+    return _listed(connection, DeliveryFilter(endpoint=endpoint), NEWEST, want)
+
+
 def _newest(want: int, sources: Iterable[Iterable[tuple[int]]]) -> list[int]:
-    return heapq.nlargest(want, {row[0] for source in sources for row in source})
+    """Of sources that are newest first each; only as much of them is read as is taken."""
+    ids: list[int] = []
+    for (number,) in heapq.merge(*sources, reverse=True):
+        if not ids or ids[-1] != number:
+            if len(ids) == want:
+                break
+            ids.append(number)
+    return ids
 
 
 def _ids(rows: Iterable[tuple[int]]) -> list[int]:

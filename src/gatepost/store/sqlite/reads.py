@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from gatepost.store.rows import EventBody, LaneRows, LaneStat, LaneWant, OutboxEvent, Row, StoreTotals
+from gatepost.store.rows import Backlog, EventBody, LaneRows, LaneStat, LaneWant, OutboxEvent, Row, StoreTotals
 from gatepost.store.sqlite.bulk import where_in
 from gatepost.store.sqlite.tally import Tally
 
@@ -62,6 +62,20 @@ def lane_stats(connection: sqlite3.Connection, tally: Tally, lanes: Collection[i
         row = connection.execute("SELECT min(due_at) FROM delivery WHERE lane = ?", (lane,)).fetchone()
         stats.append(LaneStat(lane, min(tally.depth.get(lane, 0), depth_cap), row[0]))
     return stats
+
+
+def backlogs(
+    connection: sqlite3.Connection, tally: Tally, endpoints: Collection[int], depth_cap: int
+) -> dict[int, Backlog]:
+    """What waits for each endpoint; those without any are left out."""
+    found: dict[int, Backlog] = {}
+    for number in endpoints:
+        lanes = [lane for lane in range(number << 8, (number + 1) << 8) if tally.depth.get(lane)]
+        stats = lane_stats(connection, tally, lanes, depth_cap)
+        if stats:
+            due = [stat.oldest_due for stat in stats if stat.oldest_due is not None]
+            found[number] = Backlog(min(depth_cap, sum(stat.depth for stat in stats)), min(due, default=None))
+    return found
 
 
 def totals(connection: sqlite3.Connection, tally: Tally, path: str) -> StoreTotals:

@@ -22,6 +22,7 @@ from gatepost.store.port import StoreCapabilities
 from gatepost.store.rows import (
     PART_LEASE,
     AttemptRow,
+    Backlog,
     DeadFilter,
     DeadLetter,
     DeliveryFilter,
@@ -276,6 +277,12 @@ class SqliteStore(SqliteRegistry):
 
     async def attempts_of(self, delivery_id: int) -> Sequence[AttemptRow]:
         return await self._lists.run(views.attempts_of, delivery_id)
+
+    async def newest_attempts(self, endpoint: int, limit: int) -> Sequence[AttemptRow]:
+        return await self._lists.run(views.newest_attempts, endpoint, limit)
+
+    async def backlogs(self, endpoints: Collection[int], depth_cap: int = 1_000) -> Mapping[int, Backlog]:
+        return await self._lists.run(reads.backlogs, self._work.tally, endpoints, depth_cap)
 
     async def cancel(self, where: DeliveryFilter, delivery_id: int | None, limit: int) -> Sequence[int]:
         check_limit(limit)

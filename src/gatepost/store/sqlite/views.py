@@ -9,11 +9,11 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any, Final
 
-from gatepost.store.paging import check_filter, check_limit, decode_numbers, encode_cursor
+from gatepost.store.paging import check_limit, check_listing, decode_numbers, encode_cursor
 from gatepost.store.rows import AttemptRow, DeadFilter, DeadLetter, DeliveryFilter, DeliveryInfo, Page
 from gatepost.store.showing import delivery_info
 from gatepost.store.sqlite.bulk import where_in
-from gatepost.store.sqlite.finder import NEWEST, WALK_MAX, find
+from gatepost.store.sqlite.finder import NEWEST, WALK_MAX, find, newest_of
 from gatepost.store.sqlite.tally import Tally
 
 _SHOW = where_in("""
@@ -27,6 +27,15 @@ SELECT h.id, h.event_id, o.tenant, o.endpoint, h.state, h.at, d.attempt, coalesc
   AND a.started_at = (SELECT max(started_at) FROM attempt WHERE delivery_id = h.id)
  WHERE h.id IN""")
 _ATTEMPTS = f"SELECT {', '.join(AttemptRow._fields)} FROM attempt WHERE delivery_id = ? ORDER BY started_at"  # noqa: S608
+# Word for word the condition of the index attempt_remarkable: what is not prompt (rows.PROMPT_US).
+REMARKABLE: Final = (
+    "number > 1 OR decision <> 'complete' OR started_at / 1000 - (delivery_id >> 22) > 1735689600000 + 10000"
+)
+_REMARKABLE = (
+    f"SELECT {', '.join(AttemptRow._fields)} FROM attempt WHERE endpoint = ? AND ({REMARKABLE})"  # noqa: S608
+    " ORDER BY started_at DESC LIMIT ?"
+)
+_PROMPT = where_in(f"SELECT {', '.join(AttemptRow._fields)} FROM attempt WHERE NOT ({REMARKABLE}) AND delivery_id IN")  # noqa: S608
 _DEAD_COLUMNS: Final = (
     "id, event_id, tenant, endpoint, event_type, content_type, attempts, why, outcome, status, died_at"
 )
@@ -47,7 +56,7 @@ def deliveries(
 ) -> Page[DeliveryInfo]:
     """A page of deliveries, newest first."""
     check_limit(limit)
-    check_filter(where)
+    check_listing(where)
     start = decode_numbers(after, 1)
     ids, resume = find(connection, tally, where, start[0] if start else NEWEST, limit + 1)
     if len(ids) > limit:
@@ -63,6 +72,19 @@ def show(connection: sqlite3.Connection, ids: Sequence[int]) -> list[DeliveryInf
 def attempts_of(connection: sqlite3.Connection, delivery_id: int) -> list[AttemptRow]:
     """The attempt log of one delivery, oldest first."""
     return list(map(AttemptRow._make, connection.execute(_ATTEMPTS, (delivery_id,))))
+
+
+def newest_attempts(connection: sqlite3.Connection, endpoint: int, limit: int) -> list[AttemptRow]:
+    """The newest attempts at an endpoint, newest first: what has an order of its own, and what its newest deliveries show."""
+    check_limit(limit)
+    found = list(map(AttemptRow._make, connection.execute(_REMARKABLE, (endpoint, limit))))
+    prompt: list[AttemptRow] = []
+    for walk in (limit, WALK_MAX):
+        ids = newest_of(connection, endpoint, max(walk, limit))
+        prompt = list(map(AttemptRow._make, _PROMPT.fetch(connection, ids)))
+        if len(prompt) >= limit or len(ids) < walk:
+            break
+    return sorted(found + prompt, key=lambda row: (row.started_at, row.delivery_id), reverse=True)[:limit]
 
 
 def dead_letter(connection: sqlite3.Connection, delivery_id: int) -> DeadLetter | None:
