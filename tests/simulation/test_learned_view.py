@@ -7,6 +7,8 @@ from dataclasses import replace
 
 from gatepost.admission.breaker import BreakerState
 from gatepost.admission.evidence import Sign
+from gatepost.admission.outcome_hours import Ended
+from gatepost.admission.phase_times import Budgeted
 from gatepost.service.api.learned_view import learned_view
 from gatepost.service.cli.learned import learned_lines
 from gatepost.testing.fake_client import responds
@@ -86,3 +88,41 @@ def test_an_open_breaker_is_shown_with_its_cause_and_its_end() -> None:
 
     simulate(main)
     assert learned_lines(None) == ["learned: nothing yet"]
+
+
+def test_the_story_of_an_endpoint_is_told_by_whoever_is_asked() -> None:
+    """Its page shows how attempts ended by the hour and what its breaker did, also when another process owns the endpoint."""
+
+    async def main(sim: Simulation) -> None:
+        sim.client.on(URL, *[responds(500)] * 7, responds(200))
+        async with sim.dispatcher() as owner:
+            endpoint = await owner.endpoints.create(URL, probe=False)
+            for _ in range(30):
+                await owner.publish("a.b", b"x")
+            await asyncio.sleep(900)
+            live = (await owner.looks.of([endpoint.number]))[endpoint.number]
+            assert live.limits is not None
+            states = [turn.state for turn in live.turns]
+            assert states[0] == "open"
+            assert states[-2:] == ["ramping", "closed"]
+            assert live.turns[0].cause == "failures"
+            assert live.turns[0].until > live.turns[0].at
+            counts = [
+                sum(column)
+                for column in zip(*[hour.counts for hour in live.hours.hours(owner.store_time())], strict=True)
+            ]
+            assert counts[Ended.DELIVERED] == 30
+            assert counts[Ended.FAILED] == 7
+            assert live.times.count(Budgeted.ANSWER) == 37
+        async with sim.dispatcher(run=False) as other:
+            stored = (await other.looks.of([endpoint.number, 5]))[endpoint.number]
+            assert stored.limits is not None
+            assert not stored.limits.live
+            assert stored.turns == live.turns
+            assert stored.hours.hours(other.store_time()) == live.hours.hours(other.store_time())
+            assert (await other.looks.of([5]))[5].limits is None
+            odd = b'{"policy":{"h":"##","b":[["of another version"],7]}}'
+            await sim.store.save_states({endpoint.number: odd})
+            assert not (await other.looks.of([endpoint.number]))[endpoint.number].turns
+
+    simulate(main)

@@ -25,6 +25,7 @@ from gatepost.dispatch import head_holds
 from gatepost.dispatch.attempt import AttemptRunner
 from gatepost.dispatch.bodies import Bodies
 from gatepost.dispatch.catalogue import Catalogue, Listed
+from gatepost.dispatch.endpoint_looks import EndpointLooks
 from gatepost.dispatch.endpoint_memory import EndpointMemory
 from gatepost.dispatch.endpoints import Endpoints
 from gatepost.dispatch.fan_out import FanOuts
@@ -164,6 +165,7 @@ class Dispatcher:
         self._watch = PolicyWatch(
             self._view, self._memory, self.limits.p99, self.settings.limits.breaker, self._store_time
         )
+        self.limits.turned = self._watch.turned
         self._streaks = Streaks(self._memory, self._catalogue, self._worker.disable, self.settings.disable_after)
         self._worker.runner = AttemptRunner(
             client,
@@ -254,6 +256,7 @@ class Dispatcher:
         self.policy_reports: Final = PolicyReports(
             store, self._catalogue, self._view, self._watch, self._memory, self._owns, self._store_time
         )
+        self.looks: Final = EndpointLooks(store, self.learned, self._watch, self._owns)
         self.rollout: Final = RolloutLoop(
             store,
             self.policies,

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gatepost.admission.endpoint_limits import EndpointLimits, EndpointStatistics
 from gatepost.dispatch.catalogue import Catalogue
-from gatepost.dispatch.endpoint_memory import sections_of
+from gatepost.dispatch.endpoint_memory import Value, sections_of
 from gatepost.dispatch.limits import SECTION, DispatchLimits
 from gatepost.store.port import DeliveryStore
 
@@ -39,12 +40,17 @@ class LearnedLimits:
         here = self._limits.endpoint(number)
         if here is not None:
             return KnownLimits(here, live=True)
-        listed = self._catalogue.get(number)
         state = (await self._store.load_states([number])).get(number)
-        if listed is None or state is None:
-            return None
-        packed = sections_of(state).get(SECTION)
-        if not isinstance(packed, str):
+        return None if state is None else self.known(number, sections_of(state))
+
+    def known(self, number: int, stored: Mapping[str, Value] | None) -> KnownLimits | None:
+        """As `of`, from a stored state that was read already; None: there is none."""
+        here = self._limits.endpoint(number)
+        if here is not None:
+            return KnownLimits(here, live=True)
+        listed = self._catalogue.get(number)
+        packed = None if stored is None else stored.get(SECTION)
+        if listed is None or not isinstance(packed, str):
             return None
         try:
             limits = EndpointLimits.from_bytes(base64.b85decode(packed), self._limits.rules_of(listed))

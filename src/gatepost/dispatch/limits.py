@@ -116,6 +116,8 @@ class DispatchLimits:
         """Attempts by endpoint: those whose age is looked at."""
         self._flying = asyncio.Event()
         self.steered: Steered | None = None
+        self.turned: Callable[[int, BreakerChange], None] | None = None
+        """Told of every change of an endpoint's breaker, before it is saved."""
         self.refused = 0
         """Attempts that were about to start when their breaker opened, since the start."""
         memory.lend(SECTION, self._packed, self._unpack)
@@ -374,6 +376,8 @@ class DispatchLimits:
         change = changed.change
         match change:
             case BreakerChange():
+                if self.turned is not None:
+                    self.turned(changed.number, change)
                 self._memory.touch(changed.number)
                 if change.state is BreakerState.OPEN and change.cause is not None:
                     dry_run = self._settings.breaker.mode is BreakerMode.DRY_RUN

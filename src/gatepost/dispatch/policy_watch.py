@@ -10,10 +10,12 @@ import base64
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from gatepost.admission.breaker import BreakerRules
 from gatepost.admission.compare import Case, Ending
+from gatepost.admission.endpoint_limits import BreakerChange
+from gatepost.admission.outcome_hours import OutcomeHours, ended_as
 from gatepost.admission.phase_times import PhaseTimes
 from gatepost.admission.policy_book import PolicyBook
 from gatepost.admission.rollout import Rollout
@@ -32,6 +34,8 @@ SECTION: Final = "policy"
 HOSTS_MAX: Final = 10_000
 """Hosts counted by name for the metric; later ones are counted together."""
 OTHER: Final = "other"
+TURNS_MAX: Final = 20
+"""Changes of a breaker that are kept: a day of trouble, and some hundred bytes."""
 
 
 class Tally:
@@ -76,13 +80,31 @@ class Tally:
         return [Case(treated, self.before, since) for treated, since in sides if since.attempts]
 
 
+class Turn(NamedTuple):
+    """A breaker went to another state."""
+
+    at: int
+    """UTC microseconds."""
+    state: str
+    """One of `BreakerState`."""
+    cause: str
+    """One of `TripCause`, empty unless it opened."""
+    level: int
+    """Of its pauses."""
+    until: int
+    """When the first probe may start, UTC microseconds; 0 unless open."""
+
+
 class Watched:
     """What is kept of one endpoint."""
 
-    __slots__ = ("breaker", "shadow", "tally", "times")
+    __slots__ = ("breaker", "hours", "shadow", "tally", "times", "turns")
 
     def __init__(self) -> None:
         self.times = PhaseTimes()
+        self.hours = OutcomeHours()
+        self.turns: tuple[Turn, ...] = ()
+        """The breaker's last `TURNS_MAX`, oldest first."""
         self.shadow: ShadowCount | None = None
         self.breaker: ShadowBreaker | None = None
         self.tally: Tally | None = None
@@ -92,6 +114,10 @@ class Watched:
         value: dict[str, Value] = {"q": base64.b85encode(self.times.to_bytes()).decode()}
         if p99 is not None:
             value["p99"] = p99
+        if self.hours:
+            value["h"] = base64.b85encode(self.hours.to_bytes()).decode()
+        if self.turns:
+            value["b"] = [list(turn) for turn in self.turns]
         shadow, tally = self.shadow, self.tally
         if shadow is not None:
             counts: dict[str, Value] = dict(shadow.limits)
@@ -112,6 +138,15 @@ class Watched:
                     watched.times = PhaseTimes.from_bytes(base64.b85decode(packed))
                 except ValueError:
                     pass  # another version's: it starts anew
+        match value.get("h"):
+            case str(packed):
+                try:
+                    watched.hours = OutcomeHours.from_bytes(base64.b85decode(packed))
+                except ValueError:
+                    pass
+        match value.get("b"):
+            case list(turns):
+                watched.turns = tuple(turn for turn in map(_turn, turns) if turn is not None)
         match value.get("s"):
             case [int(number), int(judged), int(delivered), int(lost), dict(counts)]:
                 limits = {name: count for name, count in counts.items() if name in LIMITS and isinstance(count, int)}
@@ -152,6 +187,7 @@ class PolicyWatch:
     def ended(self, flying: Flying, listed: Listed, attempt: Attempt) -> None:
         """An attempt ended; before what it says is learned from."""
         watched = self._wake(listed.number)
+        watched.hours.add(ended_as(attempt), self._store_time())
         ours = attempt.blame is Blame.US and not attempt.delivered
         if not ours and not attempt.lagged:
             watched.times.add(attempt)
@@ -161,6 +197,13 @@ class PolicyWatch:
         rollout = book.rollout
         if rollout is not None and rollout.running and not ours:
             _tally(watched, rollout).count(not attempt.delivered, book.treats(listed.place, self._view.process))
+
+    def turned(self, number: int, change: BreakerChange) -> None:
+        """The endpoint's breaker went to another state."""
+        cause = "" if change.cause is None else change.cause.value
+        turn = Turn(self._store_time(), change.state.value, cause, change.level, change.until)
+        watched = self._wake(number)
+        watched.turns = (*watched.turns[1 - TURNS_MAX :], turn)
 
     def drop(self, numbers: Iterable[int]) -> None:
         """Endpoints that are gone, or belong to another owner now."""
@@ -248,6 +291,14 @@ class PolicyWatch:
     def _unpack(self, number: int, value: Value) -> None:
         if number not in self._watched and number not in self._old:
             self._resting[number] = json.dumps(value, separators=(",", ":")).encode()
+
+
+def _turn(stored: Value) -> Turn | None:
+    match stored:
+        case [int(at), str(state), str(cause), int(level), int(until)]:
+            return Turn(at, state, cause, level, until)
+        case _:
+            return None
 
 
 def _tally(watched: Watched, rollout: Rollout) -> Tally:
