@@ -30,6 +30,8 @@ WEBSOCKET_CLOSE: Final = 1001
 _STARTS: Final = frozenset(
     {"http.response.start", "websocket.accept", "websocket.close", "websocket.http.response.start"}
 )
+_LASTS: Final = frozenset({"http.response.body", "websocket.close"})
+"""What an answer ends with, unless more of the body is announced."""
 _ERROR: Final = 500
 """From this status on an answer says nothing about how long the work takes."""
 
@@ -81,41 +83,31 @@ class DeadlineMiddleware:
             await self._app(scope, receive, send)
             return
         wanted = self._wanted
-        verdict = self._gate.arrive(method, scope["path"], [pair for pair in scope["headers"] if pair[0] in wanted])
-        if isinstance(verdict, Run):
-            if self._gate.dark:
-                await self._measure(verdict, scope, receive, send)
-            else:
-                await self._run(verdict, scope, receive, send)
-        elif isinstance(verdict, Exempted):
-            await self._app(scope, receive, send)
-        else:
-            await _refuse(verdict, scope, send)
-
-    def statistics(self) -> dict[str, EstimateStatistics]:
-        """What is learned, by operation."""
-        return self._gate.statistics()
-
-    async def _run(self, run: Run, scope: Message, receive: Receive, send: Send) -> None:
         gate = self._gate
+        run = gate.arrive(method, scope["path"], [pair for pair in scope["headers"] if pair[0] in wanted])
+        if not isinstance(run, Run):
+            if isinstance(run, Exempted):
+                await self._app(scope, receive, send)
+            else:
+                await _refuse(run, scope, send)
+            return
+        if gate.dark:
+            await self._measure(run, scope, receive, send)
+            return
+        # Written out here and not in a method of its own: this is most of what a request costs, and each `await` has a price.
         bounded = request_scope(run.deadline, name="handler")
         answer = _Answer(gate, run, scope, send, bounded)
         watch = _Watch(receive, scope, bounded, answer) if self._cancel_on_disconnect else None
         try:
-            async with bounded:
+            bounded.enter_cutting()
+            try:
                 await self._app(scope, receive if watch is None else watch, answer)
-        except DeadlineExceeded as error:
-            if watch is not None and watch.gone:
-                self._counters.count(Metric.DISCONNECTED)
-            elif answer.started and not answer.refused:
-                if answer.finished or not (run.operation.stream and is_ours(error, run)):
-                    raise
-                # Nothing that we could add would make it whole: a server closes a connection whose answer was left short.
-                await answer.break_off()
-            elif not is_ours(error, run):
+            except BaseException as error:
+                bounded.leave_cutting(error)
                 raise
-            elif not answer.refused:
-                await answer.refuse()
+            bounded.leave_cutting(None)
+        except DeadlineExceeded as error:
+            await self._cut(error, run, answer, watch)
         else:
             if not answer.started and run.deadline.expired:
                 # The app caught the cancellation and answered nothing.
@@ -123,7 +115,26 @@ class DeadlineMiddleware:
         finally:
             if watch is not None:
                 await watch.stop()
-            gate.ended(run)
+            if gate.looks_back:
+                gate.ended(run)
+
+    def statistics(self) -> dict[str, EstimateStatistics]:
+        """What is learned, by operation."""
+        return self._gate.statistics()
+
+    async def _cut(self, error: DeadlineExceeded, run: Run, answer: _Answer, watch: _Watch | None) -> None:
+        """A deadline passed in the app, this request's or one that it set for a call: answers, or raises what is not ours."""
+        if watch is not None and watch.gone:
+            self._counters.count(Metric.DISCONNECTED)
+        elif answer.started and not answer.refused:
+            if answer.finished or not (run.operation.stream and is_ours(error, run)):
+                raise error
+            # Nothing that we could add would make it whole: a server closes a connection whose answer was left short.
+            await answer.break_off()
+        elif not is_ours(error, run):
+            raise error
+        elif not answer.refused:
+            await answer.refuse()
 
     async def _measure(self, run: Run, scope: Message, receive: Receive, send: Send) -> None:
         try:
@@ -151,22 +162,21 @@ class _Answer:
         self.finished = False
         """Its last byte has: what the client does now is no concern of ours."""
 
-    async def __call__(self, message: Message) -> None:
+    def __call__(self, message: Message) -> Awaitable[None]:
+        # Not a coroutine function: handing on the server's own awaitable saves one for each message.
         if not self.started:
-            if message["type"] in _STARTS and await self._start(message):
-                return
+            if message["type"] in _STARTS:
+                if self._bounded is not None and self._run.deadline.expired:
+                    # Code that blocks the loop cannot be cut, and comes here late.
+                    return self._refuse_late(self._bounded)
+                self._start(message)
         elif self.refused:
-            return
-        elif _is_last(message):
+            return _nothing()
+        elif not message.get("more_body", False) and message["type"] in _LASTS:
             self.finished = True
             if self._run.operation.stream:
-                if self._scope["type"] == "http":
-                    self._gate.answered(self._run, ok=self._ok)
-                await self._send(message)
-                if self._bounded is not None:
-                    self._bounded.release()  # what comes after it, background tasks, is no part of the answer
-                return
-        await self._send(message)
+                return self._finish_stream(message)
+        return self._send(message)
 
     async def refuse(self) -> None:
         """Send the 504 in place of an answer."""
@@ -179,23 +189,28 @@ class _Answer:
         if self._scope["type"] == "websocket":
             await self._send({"type": "websocket.close", "code": WEBSOCKET_CLOSE, "reason": "deadline exceeded"})
 
-    async def _start(self, message: Message) -> bool:
-        """The first byte. True when the deadline came first, and the refusal went out instead."""
-        bounded = self._bounded
-        if bounded is not None:
-            if self._run.deadline.expired:  # code that blocks the loop cannot be cut, and comes here late
-                bounded.stop_cutting()
-                self._gate.exceeded()
-                await self.refuse()
-                bounded.cut_now()  # or an endless stream would go on for nobody
-                return True
-            if not self._run.operation.stream:
-                bounded.release()
+    def _start(self, message: Message) -> None:
+        """The first byte goes out."""
         self.started = True
         self._ok = message.get("status", 200) < _ERROR
         if not self._run.operation.stream:
+            if self._bounded is not None:
+                self._bounded.release()
             self._gate.answered(self._run, ok=self._ok)
-        return False
+
+    async def _refuse_late(self, bounded: request_scope) -> None:
+        """The deadline came before the first byte: the refusal goes out in its place."""
+        bounded.stop_cutting()
+        self._gate.exceeded()
+        await self.refuse()
+        bounded.cut_now()  # or an endless stream would go on for nobody
+
+    async def _finish_stream(self, message: Message) -> None:
+        if self._scope["type"] == "http":
+            self._gate.answered(self._run, ok=self._ok)
+        await self._send(message)
+        if self._bounded is not None:
+            self._bounded.release()  # what comes after it, background tasks, is no part of the answer
 
 
 class _Watch:
@@ -257,10 +272,8 @@ class _Watch:
             self._arrived.set()
 
 
-def _is_last(message: Message) -> bool:
-    """Whether an answer that has begun ends with it."""
-    kind = message["type"]
-    return kind == "websocket.close" or (kind == "http.response.body" and not message.get("more_body", False))
+async def _nothing() -> None:
+    """Instead of sending what comes after a refusal."""
 
 
 async def _refuse(refusal: Refusal, scope: Message, send: Send) -> None:

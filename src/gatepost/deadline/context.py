@@ -163,6 +163,15 @@ class Scope(ABC, Generic[D]):
         self._restore()
 
     async def __aenter__(self) -> D:
+        return self.enter_cutting()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.leave_cutting(error)
+
+    def enter_cutting(self) -> D:
+        """`async with` without its coroutines, for servers, which do this for every request; `leave_cutting` must follow."""
         if self._entered:
             raise RuntimeError(ENTERED_ONCE)
         self._entered = True
@@ -179,11 +188,10 @@ class Scope(ABC, Generic[D]):
         self._token = _frame.set((inside, cuts if self._cut is None else (*cuts, self._cut), self._release))
         return inside
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def leave_cutting(self, error: BaseException | None) -> None:
+        """The body ended in `error`: raises `DeadlineExceeded` from it when that is this scope's own cut."""
         self._restore()
-        if self._cut is not None and self._cut.close(kind, error, traceback):
+        if self._cut is not None and self._cut.close(error):
             assert self._inside is not None
             where = self._name or "scope"
             if not self._cut.asked:
@@ -282,7 +290,7 @@ class deadline(Scope[Deadline]):  # noqa: N801 - used like a function, as `conte
     def _open(self, outer: Deadline | None) -> Deadline:
         limit = self._limit
         if isinstance(limit, Deadline):
-            return limit.within(outer)
+            return limit if outer is None else limit.within(outer)
         clock = self._clock
         if clock is None:
             clock = SYSTEM_CLOCK if outer is None else outer.clock
@@ -303,13 +311,18 @@ class request_scope(deadline):  # noqa: N801 - as above
     __slots__ = ("_release",)
 
     def __init__(self, limit: Deadline, *, name: str) -> None:
-        super().__init__(limit, name=name)
+        # Not by way of `deadline.__init__`, whose checks a server's own Deadline needs no more.
+        self._limit = limit
+        self._until = self._clock = self._cut = self._held = None
+        self._name = name
+        self._entered = False
         self._release = _Release()
 
     def release(self) -> None:
         """Stop cutting, and take the deadline away from all that inherited it: frameworks make the rest of an answer, and
         what they run after it, in several tasks. Scopes that were opened inside keep what they were given."""
-        self.stop_cutting()
+        if self._cut is not None:
+            self._cut.stop()
         assert self._release is not None
         self._release.done = True
 

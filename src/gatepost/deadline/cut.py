@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
-from types import TracebackType
 from typing import Any, Final, Protocol
 
 NEEDS_TASK: Final = "an async deadline scope needs a running task; use `with` in plain functions"
@@ -49,9 +48,7 @@ class Cut(Protocol):
         """Fire at the next turn of the loop, or when who holds it resumes it."""
         ...
 
-    def close(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool:
+    def close(self, error: BaseException | None) -> bool:
         """The body ended in `error`. True when that is this cut's own cancellation and no other is pending."""
         ...
 
@@ -134,9 +131,7 @@ class _AsyncioCut:
             # Not at once: a task that is running would keep the request for its next await, after the scope.
             self._handle = self._loop.call_soon(self._fire)
 
-    def close(
-        self, kind: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
-    ) -> bool:
+    def close(self, error: BaseException | None) -> bool:
         task, self.owner = self.owner, None
         handle, self._handle = self._handle, None
         if handle is not None:
@@ -144,7 +139,7 @@ class _AsyncioCut:
         if not self.fired or task is None:
             return False
         # As many requests as on the way in: nobody else asked. `uncancel` alone decides, on 3.11 and 3.13 alike.
-        return task.uncancel() <= self._cancelling and kind is not None and issubclass(kind, asyncio.CancelledError)
+        return task.uncancel() <= self._cancelling and isinstance(error, asyncio.CancelledError)
 
 
 class _AnyioCut:
@@ -190,12 +185,12 @@ class _AnyioCut:
             if not self._held:
                 self._scope.cancel()
 
-    def close(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool:
+    def close(self, error: BaseException | None) -> bool:
         self.owner = None
-        swallows = bool(self._scope.__exit__(kind, error, traceback))
-        return swallows and kind is not None  # trio also "swallows" a body that ended by itself
+        if error is None:
+            self._scope.__exit__(None, None, None)  # trio also "swallows" a body that ended by itself
+            return False
+        return bool(self._scope.__exit__(type(error), error, error.__traceback__))
 
 
 def _anyio_cut(seconds: float, shielded: bool) -> Cut:

@@ -134,6 +134,8 @@ class Gate:
             )
         self.settings: Final = settings
         self.dark: Final = settings.mode == "dark"
+        self.looks_back: Final = self.dark or settings.spans is not None
+        """Whether `ended` has anything to do."""
         self._policy = settings.policy
         self._counters = settings.counters
         self._clock = settings.clock
@@ -176,7 +178,7 @@ class Gate:
             given, source = False, "default"
             budget_ns = asked_ns = self._default_ns
         self._counters.arrived(source if source in _SOURCES else "header", budget_ns / NANOSECONDS)
-        deadline = Deadline.received(budget_ns, asked_ns, source, self._clock)
+        deadline = Deadline.received(budget_ns, asked_ns, source, self._clock, now_ns)
         if self.settings.spans is not None:
             self.settings.spans({"deadline.received_ms": budget_ns / 1e6})
         estimate = self._estimate(name) if operation.need is None else None
@@ -206,9 +208,7 @@ class Gate:
         return self.refusal(self.settings.status, "deadline_exceeded", f"it passed {late:.3f} s ago", "handler")
 
     def ended(self, run: Run) -> None:
-        """The request is over, however it ended."""
-        if not self.dark and self.settings.spans is None:
-            return
+        """The request is over, however it ended; need not be told unless `looks_back`."""
         left = run.deadline.remaining()
         if self.dark and left <= 0 and not run.settled:
             self._counters.count(Metric.WOULD_REJECT, "handler")

@@ -115,7 +115,11 @@ class Counters:
             if counts is None:
                 counts = self._counts[Metric.REQUESTS] = {}
             counts[source] = counts.get(source, 0.0) + 1.0
-            self._observe("arrival", seconds)
+            histogram = self._histograms.get("arrival")
+            if histogram is None:
+                histogram = self._histograms["arrival"] = _new_histogram()
+            histogram[bisect_left(BOUNDS, seconds)] += 1
+            histogram[-1] += seconds if seconds > 0 else 0.0
 
     def remaining(self, at: str, seconds: float) -> None:
         """Add to the histogram of what is left; `at` is `arrival` or `call`."""
@@ -151,7 +155,7 @@ class Counters:
     def _observe(self, at: str, seconds: float) -> None:
         histogram = self._histograms.get(at)
         if histogram is None:
-            histogram = self._histograms[at] = [0.0] * (len(BOUNDS) + 2)  # the last two: over all bounds, sum
+            histogram = self._histograms[at] = _new_histogram()
         histogram[bisect_left(BOUNDS, seconds)] += 1
         histogram[-1] += max(0.0, seconds)
 
@@ -161,6 +165,10 @@ class Counters:
             self.observer(metric, label, amount)
         except Exception:  # noqa: BLE001 - users' code: its bug must not end a request
             _log.exception("an observer of deadlines raised; counting goes on")
+
+
+def _new_histogram() -> list[float]:
+    return [0.0] * (len(BOUNDS) + 2)  # the last two: over all bounds, sum
 
 
 # One that a thread may take twice: the garbage collector may run somebody's `finally` in the middle of a count.

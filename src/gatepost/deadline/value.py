@@ -115,9 +115,15 @@ class Deadline:
         return cls.received(received.budget_ns, received.asked_ns, received.source, clock), received.problems
 
     @classmethod
-    def received(cls, budget_ns: int, asked_ns: int, origin: str, clock: Clock = SYSTEM_CLOCK) -> Deadline:
-        """`budget_ns` from now, for a caller that asked for `asked_ns` by `origin`; the difference is `max` of a policy."""
-        now_ns = clock.monotonic_ns()
+    def received(
+        cls, budget_ns: int, asked_ns: int, origin: str, clock: Clock = SYSTEM_CLOCK, now_ns: int | None = None
+    ) -> Deadline:
+        """`budget_ns` from now, for a caller that asked for `asked_ns` by `origin`; the difference is `max` of a policy.
+
+        `now_ns`: monotonic nanoseconds of `clock`, for who has just asked it.
+        """
+        if now_ns is None:
+            now_ns = clock.monotonic_ns()
         expires_ns = now_ns + budget_ns
         asked = Limit(origin, asked_ns / NANOSECONDS, now_ns + asked_ns)
         if asked_ns == budget_ns:
@@ -198,7 +204,7 @@ class Deadline:
     @property
     def expired(self) -> bool:
         """Whether no time is left."""
-        return self.remaining_ns() <= 0
+        return self.expires_ns <= self.clock.monotonic_ns()
 
     def timeout_for(
         self, cap: float, reserve: float = 0.0, *, where: str = "call", policy: DeadlinePolicy = DEFAULT_POLICY

@@ -36,9 +36,12 @@ TIME_MAX: Final = 1e12
 VALUE_CHARS_MAX: Final = 64
 """Of a bad value, as much as is worth a log line."""
 
+_REQUEST_TIMEOUT_ASGI: Final = REQUEST_TIMEOUT.encode()
+"""As servers hand it to ASGI apps, lower-case."""
 _SECOND_NS: Final = 1_000_000_000
 _MS_NS: Final = 1_000_000
-_SECONDS: Final = re.compile(r"([0-9]{1,8})(?:\.([0-9]{1,9}))?")
+_WHOLE_DIGITS_MAX: Final = 8
+_DECIMALS_MAX: Final = 9
 _GRPC: Final = re.compile(r"([0-9]{1,8})([HMSmun])")
 _GRPC_UNITS_NS: Final = {
     "H": 3_600 * _SECOND_NS,
@@ -135,14 +138,16 @@ def read_headers(
     age_ns = 0
     pairs = items.items() if isinstance(items, Mapping) else items
     for raw_name, raw_value in pairs:
-        name = (raw_name if isinstance(raw_name, str) else raw_name.decode("latin-1")).lower()
+        if raw_name == _REQUEST_TIMEOUT_ASGI and REQUEST_TIMEOUT in policy.formats:  # nearly always the only one
+            name = REQUEST_TIMEOUT
+            budget = parse_request_timeout(raw_value if isinstance(raw_value, str) else raw_value.decode("latin-1"))
+            if budget is not None:
+                if least is None or budget < least:
+                    least, source = budget, name
+                continue
+        else:
+            name = (raw_name if isinstance(raw_name, str) else raw_name.decode("latin-1")).lower()
         if name in policy.formats:
-            if name == REQUEST_TIMEOUT:  # nearly always one value, by itself: the short way
-                budget = parse_request_timeout(_text(raw_value))
-                if budget is not None:
-                    if least is None or budget < least:
-                        least, source = budget, name
-                    continue
             for budget_ns in _read_members(name, _text(raw_value), problems):
                 if least is None or budget_ns < least:
                     least, source = budget_ns, name
@@ -150,8 +155,9 @@ def read_headers(
             age_ns = max(age_ns, _queue_age_ns(name, _text(raw_value), wall_us, problems))
     if policy.on_invalid == "reject" and any(problem.kind is ProblemKind.INVALID for problem in problems):
         return Received(None, source, 0, problems, least is not None)
-    asked_ns = round(policy.default * _SECOND_NS) if least is None else least
-    left_ns = max(0, asked_ns - age_ns - round(policy.allowance * _SECOND_NS))
+    left_ns = round(policy.default * _SECOND_NS) if least is None else least
+    if age_ns or policy.allowance:
+        left_ns = max(0, left_ns - age_ns - round(policy.allowance * _SECOND_NS))
     budget_ns = left_ns
     if left_ns > policy.max * _SECOND_NS:
         budget_ns = round(policy.max * _SECOND_NS)
@@ -161,11 +167,15 @@ def read_headers(
 
 def parse_request_timeout(text: str) -> int | None:
     """Nanoseconds of a `Request-Timeout` value, None when it is none: `1*8DIGIT [ "." 1*9DIGIT ]` seconds."""
-    match = _SECONDS.fullmatch(text)
-    if match is None:
+    # Without a regular expression, which costs a server three times as much for each request.
+    whole, point, decimals = text.partition(".")
+    if not (text.isascii() and whole.isdigit() and len(whole) <= _WHOLE_DIGITS_MAX):
         return None
-    whole, decimals = match.groups()
-    return int(whole) * _SECOND_NS + (int(decimals.ljust(9, "0")) if decimals else 0)
+    if not point:
+        return int(whole) * _SECOND_NS
+    if not (decimals.isdigit() and len(decimals) <= _DECIMALS_MAX):
+        return None
+    return int(whole) * _SECOND_NS + int(decimals.ljust(_DECIMALS_MAX, "0"))
 
 
 def parse_grpc_timeout(text: str) -> int | None:
