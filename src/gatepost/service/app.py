@@ -26,6 +26,7 @@ from gatepost.service.api.auth import KeyRing, key_record
 from gatepost.service.api.context import Service
 from gatepost.service.child import LOOPBACK, ParentLine, Place
 from gatepost.service.config import Settings
+from gatepost.service.console.keys import signing_keys
 from gatepost.service.effective import (
     check_bind,
     doubts,
@@ -149,6 +150,7 @@ async def open_service(
             max_loop_lag=settings.max_loop_lag,
             logs=logs,
             metrics_public=settings.metrics.public,
+            signing_keys=signing_keys(settings),
             clock=clock,
         )
         sizes = StoreSizes(dispatcher.store)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
+import hmac
 import os
 import re
 import stat
@@ -45,12 +47,15 @@ class SecretBox:
     none at all, and when the package `cryptography` is missing.
     """
 
-    __slots__ = ("_ciphers", "_entropy", "_origin", "_writer")
+    __slots__ = ("_ciphers", "_entropy", "_origin", "_roots", "_writer")
 
     def __init__(
         self, keys: Sequence[str], *, entropy: Entropy = SYSTEM_ENTROPY, origin: str = "the setting `keys`"
     ) -> None:
-        self._ciphers: Mapping[str, AESGCM] = _ciphers(keys, origin)
+        _check_installed()
+        raw = _raw_keys(keys, origin)
+        self._ciphers: Mapping[str, AESGCM] = _ciphers(raw)
+        self._roots = tuple(_derived(key, "root") for key in raw.values())
         self._writer = next(iter(self._ciphers))
         self._entropy = entropy
         self._origin = origin
@@ -99,6 +104,13 @@ class SecretBox:
                 f"in {self._origin} is not the one that sealed it, or the value was altered or moved"
             ) from None
 
+    def derive(self, purpose: str) -> tuple[bytes, ...]:
+        """A key for another use from each key held, the sealing one's first: 32 bytes that tell nothing of it or of other uses.
+
+        Every process with the same keys derives the same (HMAC-SHA256 of a uniformly random key, as the expansion of RFC 5869).
+        """
+        return tuple(_derived(root, purpose) for root in self._roots)
+
     @staticmethod
     def new_key(entropy: Entropy = SYSTEM_ENTROPY) -> str:
         """A fresh key in the form that `keys` takes."""
@@ -120,26 +132,39 @@ class SecretBox:
         return cls([line for line in lines if line and not line.startswith("#")], entropy=entropy, origin=str(file))
 
 
-def _ciphers(keys: Iterable[str], origin: str) -> dict[str, AESGCM]:
+def _check_installed() -> None:
     try:
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+        import cryptography.hazmat.primitives.ciphers.aead  # noqa: F401
     except ImportError:
         raise ConfigurationError(
             "sealing endpoint secrets needs the package cryptography: pip install 'gatepost[dispatch]'"
         ) from None
-    ciphers: dict[str, AESGCM] = {}
+
+
+def _ciphers(keys: Mapping[str, bytes]) -> dict[str, AESGCM]:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    return {key_id: AESGCM(raw) for key_id, raw in keys.items()}
+
+
+def _raw_keys(keys: Iterable[str], origin: str) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
     for place, key in enumerate(keys, 1):
         key_id, separator, encoded = key.strip().partition(":")
         raw = _decode(encoded)
         # The key itself is never shown, only which one it is.
         if not separator or not _KEY_ID.fullmatch(key_id) or raw is None or len(raw) != KEY_BYTES:
             raise ConfigurationError(f"key {place} of {origin} is malformed: {_HOW}")
-        if key_id in ciphers:
+        if key_id in found:
             raise ConfigurationError(f"{origin} holds two keys with the id {key_id!r}: give each its own")
-        ciphers[key_id] = AESGCM(raw)
-    if not ciphers:
+        found[key_id] = raw
+    if not found:
         raise ConfigurationError(f"{origin} holds no key: {_HOW}")
-    return ciphers
+    return found
+
+
+def _derived(key: bytes, purpose: str) -> bytes:
+    return hmac.new(key, b"gatepost derived key\0" + purpose.encode(), hashlib.sha256).digest()
 
 
 def _associated(place: Place) -> bytes:

@@ -1,6 +1,7 @@
 """Puts the API together: routers, error answers, the OpenAPI document, and the hot routes in front.
 
 No CORS, no cookies, no interactive pages from other hosts: the API is for programs, and its document is at `/openapi.json`.
+The console for people is an application of its own, mounted at `/console`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from gatepost.deadline import DeadlinePolicy
 from gatepost.deadline.asgi import DeadlineMiddleware
@@ -31,6 +32,8 @@ from gatepost.service.api import (
 )
 from gatepost.service.api.context import Service
 from gatepost.service.api.problems import CODES, MEDIA_TYPE, Problem, problem_of
+from gatepost.service.console.app import create_console
+from gatepost.service.console.session import PATH as CONSOLE
 
 log = logging.getLogger("gatepost.api")
 
@@ -51,6 +54,8 @@ ROUTED: Final = (endpoints, deliveries, dead_letters, tenants, policies, policy_
 def create_api(service: Service) -> ingest.App:
     """The ASGI application over `service`."""
     app = _serving(_framework(), service)
+    app.add_route(CONSOLE, _to_console, include_in_schema=False)
+    app.mount(CONSOLE, create_console(service))
     document: dict[str, Any] = {}
 
     def openapi() -> dict[str, Any]:
@@ -134,6 +139,10 @@ def _respond(problem: Problem) -> Response:
     response = Response(body, problem.status)
     response.raw_headers = headers
     return response
+
+
+async def _to_console(_: Request) -> Response:
+    return RedirectResponse(f"{CONSOLE}/", 308)
 
 
 async def _answer_problem(_: Request, error: Exception) -> Response:

@@ -84,6 +84,7 @@ class KeyRing:
         self._open_on_loopback = open_on_loopback
         self._monotonic = clock.monotonic
         self._callers: dict[bytes, Caller] = {}
+        self._by_id: dict[str, Caller] = {}
         self._read_at = float("-inf")
 
     @property
@@ -91,21 +92,39 @@ class KeyRing:
         """There is no key."""
         return not self._callers
 
+    @property
+    def open(self) -> bool:
+        """Everyone who reaches the service may call it: there is no key, and it listens on loopback only."""
+        return not self._callers and self._open_on_loopback
+
+    def with_id(self, key_id: str | None) -> Caller | None:
+        """Whoever holds the key of this id; None when there is no such key now."""
+        return None if key_id is None else self._by_id.get(key_id)
+
+    def with_text(self, key: str) -> Caller | None:
+        """Whoever holds this key; None when it is no key of ours."""
+        return self._callers.get(hash_key(key)) if 0 < len(key) <= KEY_CHARS_MAX else None
+
+    async def follow(self) -> None:
+        """Read the keys again when that is due. While the store fails, those known go on to count."""
+        if self._monotonic() - self._read_at > REFRESH_INTERVAL:
+            try:
+                await self.refresh()
+            except StoreError:
+                pass  # what the request needs of the store will say so itself
+
     async def refresh(self) -> None:
         """Read the keys now: at the start, and after a change."""
         # Set first, so that one of many waiting requests reads and the others go by what is known.
         self._read_at = self._monotonic()
         keys = await self._registry.api_keys()
         self._callers = {key.hash: Caller(key.tenant, key.id) for key in keys}
+        self._by_id = {key.id: Caller(key.tenant, key.id) for key in keys}
 
     async def caller_of(self, headers: Mapping[str, str]) -> Caller:
         """The caller behind a request's headers (names in lower case). Raises `Problem`."""
-        if self._monotonic() - self._read_at > REFRESH_INTERVAL:
-            try:
-                await self.refresh()
-            except StoreError:
-                pass  # the keys known are better than none; what the request needs of the store will say so itself
-        if not self._callers and self._open_on_loopback:
+        await self.follow()
+        if self.open:
             check_from_loopback(headers)
             return ANYONE
         credentials = headers.get("authorization", "")
@@ -114,7 +133,7 @@ class KeyRing:
         if scheme.lower() != "bearer" or not 0 < len(key) <= KEY_CHARS_MAX:
             raise Problem("unauthorized", "send the API key as `Authorization: Bearer gpk_…`")
         # A dictionary by SHA-256: what a timing difference could tell is about the hash, not the key.
-        caller = self._callers.get(hash_key(key))
+        caller = self.with_text(key)
         if caller is None:
             raise Problem("unauthorized", "this API key is unknown or was revoked")
         return caller
@@ -122,14 +141,25 @@ class KeyRing:
 
 def check_from_loopback(headers: Mapping[str, str]) -> None:
     """Refuse what a web page could make a browser on this machine send: a rebound name, or a foreign origin."""
+    check_loopback_host(headers)
+    origin = headers.get("origin")
+    if origin is not None and origin.partition("://")[2] != headers["host"]:
+        raise _elsewhere()
+
+
+def check_loopback_host(headers: Mapping[str, str]) -> None:
+    """Refuse a rebound name: a page elsewhere whose host name was made to point at this machine."""
     host = headers.get("host", "")
     name = host if host.endswith("]") else host.rpartition(":")[0] or host
-    origin = headers.get("origin")
-    if name not in _LOOPBACK_NAMES or (origin is not None and origin.partition("://")[2] != host):
-        raise Problem(
-            "host_not_allowed",
-            "without API keys, call the service as localhost or 127.0.0.1, or set security.admin_key",
-        )
+    if name not in _LOOPBACK_NAMES:
+        raise _elsewhere()
+
+
+def _elsewhere() -> Problem:
+    return Problem(
+        "host_not_allowed",
+        "without API keys, call the service as localhost or 127.0.0.1, or set security.admin_key",
+    )
 
 
 def hash_key(key: str) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -34,6 +35,8 @@ class Service:
     """Seconds; events are refused while the loop runs later."""
     logs: Logs | None = None
     metrics_public: bool = False
+    signing_keys: Sequence[bytes] = ()
+    """Sign the console's sessions and links, the newest first; the same in every process of a fleet. Set by `service.app`."""
     clock: Clock = SYSTEM_CLOCK
     entropy: Entropy = SYSTEM_ENTROPY
     leaving: bool = field(default=False)

@@ -4,7 +4,21 @@ from __future__ import annotations
 
 import sys
 
-_SERVER_EXTRA = frozenset({"typer", "click", "rich", "fastapi", "starlette", "uvicorn", "uvloop", "prometheus_client"})
+_SERVER_EXTRA = frozenset(
+    {
+        "typer",
+        "click",
+        "rich",
+        "fastapi",
+        "starlette",
+        "uvicorn",
+        "uvloop",
+        "prometheus_client",
+        "jinja2",
+        "markupsafe",
+        "itsdangerous",
+    }
+)
 _DISPATCH_EXTRA = frozenset({"cryptography"})
 
 
