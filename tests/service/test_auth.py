@@ -97,6 +97,7 @@ def bodies() -> dict[str, Any]:
         "/v1/dead-letters:purge": {"tenant": "other"},
         "/v1/tenants": {"name": "third"},
         "/v1/tenants/{name}": {"limits": {}},
+        "/v1/tenants/{tenant}/portal-links": {},
         "/v1/api-keys": {"name": "mine", "tenant": "other"},
         "/v1/policies/set": {"limits": {"read_timeout": {"value": 1}}, "why": "mine"},
         "/v1/policies/clear": {"why": "mine"},
@@ -134,6 +135,7 @@ async def test_every_route_answers_404_to_another_tenants_key(tmp_path: Path) ->
             "endpoint_id": endpoint["id"],
             "delivery_id": delivery["id"],
             "name": "other",
+            "tenant": "other",
             "key_id": next(key["id"] for key in keys if key["tenant"] == "other"),
         }
         tried = 0

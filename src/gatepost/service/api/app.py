@@ -28,6 +28,7 @@ from gatepost.service.api import (
     ingest,
     policies,
     policy_pages,
+    portal_links,
     tenants,
 )
 from gatepost.service.api.context import Service
@@ -48,7 +49,7 @@ INGEST_DEADLINES: Final = DeadlinePolicy(default=60.0)
 nothing has time to upload a batch over a slow line; the store answers within `publish_timeout` in any case."""
 
 
-ROUTED: Final = (endpoints, deliveries, dead_letters, tenants, policies, policy_pages, fleet, health)
+ROUTED: Final = (endpoints, deliveries, dead_letters, tenants, portal_links, policies, policy_pages, fleet, health)
 
 
 def create_api(service: Service) -> ingest.App:

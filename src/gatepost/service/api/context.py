@@ -20,6 +20,7 @@ from gatepost.store.port import AuditEntry, Store
 
 PAGE_MAX = 1_000
 """Rows in one page of a listing."""
+SIGNING_KEY_BYTES = 32
 
 
 @dataclass(slots=True)
@@ -35,8 +36,9 @@ class Service:
     """Seconds; events are refused while the loop runs later."""
     logs: Logs | None = None
     metrics_public: bool = False
-    signing_keys: Sequence[bytes] = ()
-    """Sign the console's sessions and links, the newest first; the same in every process of a fleet. Set by `service.app`."""
+    signing_keys: Sequence[bytes] = field(default_factory=lambda: (SYSTEM_ENTROPY.token(SIGNING_KEY_BYTES),))
+    """Sign the console's sessions and links, the newest first; the same in every process of a fleet. Not given: they end with
+    this process."""
     clock: Clock = SYSTEM_CLOCK
     entropy: Entropy = SYSTEM_ENTROPY
     leaving: bool = field(default=False)

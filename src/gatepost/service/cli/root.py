@@ -20,6 +20,7 @@ from gatepost.service.cli import (
     hostile,
     policy,
     policy_shadow,
+    portal,
     rollout,
     tenant,
 )
@@ -51,6 +52,7 @@ app.add_typer(deliveries.app, name="deliveries")
 app.add_typer(dead.app, name="dead")
 app.add_typer(tenant.tenants, name="tenant")
 app.add_typer(tenant.keys, name="key")
+app.add_typer(portal.app, name="portal")
 app.add_typer(egress.app, name="egress")
 policy.app.add_typer(policy_shadow.app, name="shadow")
 policy.app.command()(policy_shadow.review)

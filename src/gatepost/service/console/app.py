@@ -19,7 +19,6 @@ from gatepost.service.api.context import Service
 from gatepost.service.api.problems import CODES, Problem, problem_of
 from gatepost.service.console import missing, overview, signin, static
 from gatepost.service.console.headers import SafeHeaders
-from gatepost.service.console.keys import KEY_BYTES
 from gatepost.service.console.render import url
 from gatepost.service.console.session import Sessions
 from gatepost.service.console.signin import path_within
@@ -51,9 +50,7 @@ def console_framework(service: Service) -> FastAPI:
     """The application without its headers: for the mounted console, and for tests that walk its routes."""
     app = FastAPI(title="Gatepost console", openapi_url=None, docs_url=None, redoc_url=None)
     app.state.service = service
-    # Without keys of the service (embedding code, tests) sessions end with the process.
-    keys = service.signing_keys or (service.entropy.token(KEY_BYTES),)
-    app.state.sessions = Sessions(keys, service.clock, service.entropy)
+    app.state.sessions = Sessions(service.signing_keys, service.clock, service.entropy)
     for module in OPEN:
         app.include_router(module.router)
     for module in (*PAGES, missing):  # which takes every other path, so it is last

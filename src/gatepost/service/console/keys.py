@@ -10,20 +10,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from gatepost.clock import SYSTEM_ENTROPY, Entropy
+from gatepost.service.api.context import SIGNING_KEY_BYTES
 from gatepost.store.open import sqlite_path
 
 if TYPE_CHECKING:
     from gatepost.service.config import Settings
 
 PURPOSE: Final = "console"
-KEY_BYTES: Final = 32
 _IN_MEMORY: Final = "memory://"
 
 
 def signing_keys(settings: Settings, entropy: Entropy = SYSTEM_ENTROPY) -> Sequence[bytes]:
     """The keys, the newest first. Raises `ConfigurationError` as the store does for keys that cannot be right."""
     if not settings.keys and settings.database == _IN_MEMORY:
-        return (entropy.token(KEY_BYTES),)
+        return (entropy.token(SIGNING_KEY_BYTES),)
     from gatepost.store.secretbox import SecretBox
 
     if settings.keys:

@@ -105,7 +105,7 @@ class Visit:
     def _set(self, response: Response, name: str, value: str, seconds: int) -> None:
         # Lax, not strict: a link to a page from a chat or an alert should find the session; no cross-site POST gets it.
         response.set_cookie(
-            name, value, max_age=seconds, path=PATH, secure=_over_tls(self.request), httponly=True, samesite="lax"
+            name, value, max_age=seconds, path=PATH, secure=over_tls(self.request), httponly=True, samesite="lax"
         )
 
 
@@ -208,7 +208,7 @@ def _check_same_site(request: Request) -> None:
         raise Refused("This request came from another site", "Open the console itself and try again.")
 
 
-def _over_tls(request: Request) -> bool:
+def over_tls(request: Request) -> bool:
     """The visitor's own connection is TLS, at us or at the proxy in front. A lie about it only marks the liar's own cookie."""
     forwarded = request.headers.get("x-forwarded-proto", "").partition(",")[0].strip().lower()
     return request.url.scheme == "https" or forwarded == "https"
