@@ -7,7 +7,7 @@ They show in a README and in a mail as they are. It knows no data and lays nothi
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from xml.sax.saxutils import escape
+from xml.sax.saxutils import escape, quoteattr
 
 
 def document(width: int, height: int, title: str, parts: Iterable[str]) -> str:
@@ -38,3 +38,27 @@ def line(points: Sequence[tuple[float, float]], colour: str, *, width: float = 1
     path = " ".join(f"{x:.6g},{y:.6g}" for x, y in points)
     more = ' stroke-dasharray="4 4"' if dashed else ""
     return f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{width:g}"{more}/>'
+
+
+def inline(width: int, height: int, label: str, css: str, parts: Iterable[str], *, stretch: bool = False) -> str:
+    """A drawing inside a page, coloured by the page's style sheet; `label` is for screen readers. `stretch`: it fills its place in
+    width, whatever that is."""
+    ratio = ' preserveAspectRatio="none"' if stretch else ""
+    return (
+        f'<svg class="{escape(css)}" viewBox="0 0 {width} {height}"{ratio} role="img" '
+        f"aria-label={quoteattr(label)}>{''.join(parts)}</svg>"
+    )
+
+
+def block(x: float, y: float, width: float, height: float, css: str, title: str) -> str:
+    """A rectangle with a class of the page's style sheet, and a title that shows when pointed at."""
+    return (
+        f'<rect class="{escape(css)}" x="{x:.5g}" y="{y:.5g}" width="{width:.5g}" height="{height:.5g}">'
+        f"<title>{escape(title)}</title></rect>"
+    )
+
+
+def words(x: float, y: float, text: str, css: str, *, anchor: str = "start") -> str:
+    """A line of text with a class of the page's style sheet."""
+    more = "" if anchor == "start" else f' text-anchor="{anchor}"'
+    return f'<text class="{escape(css)}" x="{x:.5g}" y="{y:.5g}"{more}>{escape(text)}</text>'

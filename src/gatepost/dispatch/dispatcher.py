@@ -27,6 +27,7 @@ from gatepost.dispatch.bodies import Bodies
 from gatepost.dispatch.catalogue import Catalogue, Listed
 from gatepost.dispatch.endpoint_looks import EndpointLooks
 from gatepost.dispatch.endpoint_memory import EndpointMemory
+from gatepost.dispatch.endpoint_search import EndpointSearch
 from gatepost.dispatch.endpoints import Endpoints
 from gatepost.dispatch.fan_out import FanOuts
 from gatepost.dispatch.intake import Intake
@@ -256,6 +257,7 @@ class Dispatcher:
         self.policy_reports: Final = PolicyReports(
             store, self._catalogue, self._view, self._watch, self._memory, self._owns, self._store_time
         )
+        self.search: Final = EndpointSearch(self._catalogue)
         self.looks: Final = EndpointLooks(store, self.learned, self._watch, self._owns)
         self.rollout: Final = RolloutLoop(
             store,

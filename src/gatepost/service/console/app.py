@@ -17,7 +17,17 @@ from starlette.types import ASGIApp
 from gatepost.errors import GatepostError
 from gatepost.service.api.context import Service
 from gatepost.service.api.problems import CODES, Problem, problem_of
-from gatepost.service.console import missing, overview, signin, static
+from gatepost.service.console import (
+    deliveries,
+    delivery_page,
+    endpoint_actions,
+    endpoint_page,
+    endpoints,
+    missing,
+    overview,
+    signin,
+    static,
+)
 from gatepost.service.console.headers import SafeHeaders
 from gatepost.service.console.render import url
 from gatepost.service.console.session import Sessions
@@ -26,7 +36,7 @@ from gatepost.service.console.view import Refused, SignInFirst, Visit, view_of
 
 log = logging.getLogger("gatepost.console")
 
-PAGES: Final = (overview,)
+PAGES: Final = (overview, endpoints, endpoint_page, endpoint_actions, deliveries, delivery_page)
 """Modules with a `router` whose every route needs a session."""
 OPEN: Final = (signin, static)
 """Those that strangers reach."""

@@ -33,32 +33,26 @@ class PayloadText:
     kind: Literal["empty", "JSON", "text", "bytes"]
     size: int
     """Bytes of the whole payload."""
-    left_out: int
-    """Bytes at its end that are not shown."""
+    complete: bool
+    """All of it is there."""
 
 
 def payload_text(body: bytes, limit: int = SHOWN_BYTES_MAX) -> PayloadText:
-    """The payload as text of at most `limit` bytes of it, and some more where characters are written out."""
+    """The payload as text: its first `limit` bytes, or as many characters of it laid out."""
     if not body:
-        return PayloadText("", "empty", 0, 0)
+        return PayloadText("", "empty", 0, complete=True)
+    if _is_json(body):
+        laid_out = _laid_out(body.decode(), limit)
+        return PayloadText(_shown(laid_out[:limit]), "JSON", len(body), complete=len(laid_out) <= limit)
     part = body[:limit]
+    complete = len(part) == len(body)
     try:
         text = part.decode("utf-8")
     except UnicodeDecodeError as error:
-        if error.start < len(part) - 3 or len(part) == len(body):  # else a character was cut in two
-            return PayloadText(
-                _shown(part.decode("utf-8", "backslashreplace")), "bytes", len(body), len(body) - len(part)
-            )
-        part = part[: error.start]
-        text = part.decode("utf-8")
-    if _is_json(body):
-        return PayloadText(
-            _shown(_laid_out(body.decode(), limit)),
-            "JSON",
-            len(body),
-            0 if len(part) == len(body) else len(body) - len(part),
-        )
-    return PayloadText(_shown(text), "text", len(body), len(body) - len(part))
+        if complete or error.start < len(part) - 3:  # else a character was cut in two
+            return PayloadText(_shown(part.decode("utf-8", "backslashreplace")), "bytes", len(body), complete)
+        text = part[: error.start].decode("utf-8")
+    return PayloadText(_shown(text), "text", len(body), complete)
 
 
 def _is_json(body: bytes) -> bool:
@@ -72,7 +66,7 @@ def _is_json(body: bytes) -> bool:
 
 
 def _laid_out(text: str, limit: int) -> str:
-    """The same tokens, a member a line."""
+    """The same tokens, a member a line; somewhat more than `limit` characters when there is more."""
     lines: list[str] = []
     depth, begun, written = 0, False, 0
     line: list[str] = []
@@ -84,24 +78,24 @@ def _laid_out(text: str, limit: int) -> str:
         line.clear()
         line.append(INDENT * min(depth, DEPTH_SHOWN))
 
-    for token in _TOKEN.findall(text):
-        if token in "}]":
+    for piece in _TOKEN.findall(text):
+        if piece in "}]":
             depth -= 1
             if not begun:
                 end_line()
-            line.append(token)
+            line.append(piece)
         else:
             if begun:
                 end_line()
-            line.append(": " if token == ":" else token)
-            if token == ",":
+            line.append(": " if piece == ":" else piece)
+            if piece == ",":
                 end_line()
-        begun = token in "{["
+        begun = piece in "{["
         depth += begun
         if written > limit:
             break
     lines.append("".join(line))
-    return "\n".join(lines)[:limit]
+    return "\n".join(lines)
 
 
 def _shown(text: str) -> str:

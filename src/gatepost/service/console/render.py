@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
@@ -15,6 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
 from jinja2.runtime import Context
 from markupsafe import Markup
 
+from gatepost.delivery.ids import DELIVERY, ENDPOINT, encode_id
 from gatepost.service.console import filters
 from gatepost.service.console.session import PATH
 from gatepost.service.console.static import static_path
@@ -71,6 +72,8 @@ def environment() -> Environment:
         given=filters.given,
         ident=filters.ident,
         badge=filters.badge,
+        delivery_id=partial(encode_id, DELIVERY),
+        endpoint_id=partial(encode_id, ENDPOINT),
     )
     made.globals.update(url=url, static=_static, navigation=NAVIGATION)
     return made
