@@ -27,6 +27,7 @@ from gatepost.service.api.context import Service
 from gatepost.service.child import LOOPBACK, ParentLine, Place
 from gatepost.service.config import Settings
 from gatepost.service.console.keys import signing_keys
+from gatepost.service.console.pulse import Pulse
 from gatepost.service.effective import (
     check_bind,
     doubts,
@@ -114,7 +115,8 @@ async def open_service(
     """
     phase_limits(settings.policy)
     metrics = Metrics(hosts=settings.metrics.hosts, clock=clock)
-    observers: list[Observer] = [metrics]
+    pulse = Pulse(clock)
+    observers: list[Observer] = [metrics, pulse]
     if logs is not None:
         observers.append(LogObserver(logs, attempts=settings.log.attempts))
         metrics.watch("gatepost_log_lines_dropped", lambda: logs.dropped)
@@ -141,6 +143,7 @@ async def open_service(
         await keys.refresh()
         if place.public:
             check_bind(settings.listen.host, has_keys=not keys.empty)
+        sizes = StoreSizes(dispatcher.store)
         service = Service(
             dispatcher=dispatcher,
             store=dispatcher.store,
@@ -151,9 +154,10 @@ async def open_service(
             logs=logs,
             metrics_public=settings.metrics.public,
             signing_keys=signing_keys(settings),
+            pulse=pulse,
+            sizes=sizes,
             clock=clock,
         )
-        sizes = StoreSizes(dispatcher.store)
         watch_dispatcher(metrics, dispatcher, clock)
         watch_store(metrics, sizes)
         pages = None if own is None else create_pages(service)
@@ -163,6 +167,7 @@ async def open_service(
         dispatcher.run_in_background()
         # Tasks of our own, not a group: a group would wrap whatever the caller's block raises.
         measuring = _start(sizes.run(), "store-sizes")
+        looking = _start(pulse.run(dispatcher), "console-pulse")
         serving = _start(server.serve(sockets=[listener]), "http")
         listening = _start(server.listening.wait(), "http-start")
         others = [] if own_server is None or own is None else [_start(own_server.serve(sockets=[own]), "http-own")]
@@ -175,6 +180,7 @@ async def open_service(
             yield Running(service, _url_of(host, listener), serving)
         finally:
             measuring.cancel()
+            looking.cancel()
             listening.cancel()
             # No new requests, no new attempts: both at once, since each waits for its own.
             await asyncio.gather(
@@ -183,7 +189,7 @@ async def open_service(
             )
             if own_server is not None:  # to the end, so that a drain can be watched
                 own_server.should_exit = True
-            await asyncio.gather(measuring, listening, *others, return_exceptions=True)
+            await asyncio.gather(measuring, looking, listening, *others, return_exceptions=True)
 
 
 async def _stop_serving(service: Service, server: _Server, serving: asyncio.Task[None], *, shared: bool) -> None:

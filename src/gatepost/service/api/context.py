@@ -14,6 +14,8 @@ from gatepost.delivery.records import Endpoint
 from gatepost.dispatch.dispatcher import Dispatcher
 from gatepost.service.api.auth import Caller, KeyRing
 from gatepost.service.api.problems import Problem, not_found
+from gatepost.service.console.pulse import Pulse
+from gatepost.service.gauges import StoreSizes
 from gatepost.service.logs import Logs
 from gatepost.service.metrics import Metrics
 from gatepost.store.port import AuditEntry, Store
@@ -39,6 +41,10 @@ class Service:
     signing_keys: Sequence[bytes] = field(default_factory=lambda: (SYSTEM_ENTROPY.token(SIGNING_KEY_BYTES),))
     """Sign the console's sessions and links, the newest first; the same in every process of a fleet. Not given: they end with
     this process."""
+    pulse: Pulse = field(default_factory=lambda: Pulse(SYSTEM_CLOCK))
+    """The last minutes of this process, for the console."""
+    sizes: StoreSizes | None = None
+    """What the store said of its sizes last."""
     clock: Clock = SYSTEM_CLOCK
     entropy: Entropy = SYSTEM_ENTROPY
     leaving: bool = field(default=False)

@@ -1,15 +1,54 @@
-"""`/console/`: is it well, and who is not. The figures of now, refreshed while one looks."""
+"""`/console/`: is it well, and who is not. The figures of now, refreshed while one looks; a tenant sees its own.
+
+Figures of the last minutes come from memory (`pulse`), depth and age from the store's and the dispatcher's own counts: looking costs
+the queue nothing. What is known of a failing endpoint is asked for the few that are shown.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 from fastapi import APIRouter
+from markupsafe import Markup
 from starlette.responses import Response
 
+from gatepost import svg
+from gatepost.admission.breaker import BreakerState
+from gatepost.delivery.ids import ENDPOINT, decode_id
+from gatepost.dispatch.learned import KnownLimits
+from gatepost.service.api.context import Service
+from gatepost.service.console.pulse import SLOT, SLOTS, merge
 from gatepost.service.console.view import View, ViewDep
+from gatepost.store.rows import Backlog, DeadFilter
+
+MINUTE_SLOTS: Final = 60 // SLOT
+WORST_SHOWN: Final = 12
+"""Endpoints for which more is asked: each may be a read of the store."""
+NEWS_SHOWN: Final = 20
+DEAD_COUNTED: Final = 100
+"""Dead letters of a tenant are counted up to this: the store keeps no sum by tenant."""
+CHART_WIDTH: Final = 720
+CHART_HEIGHT: Final = 90
 
 router = APIRouter()
+
+
+@dataclass(frozen=True, slots=True)
+class Failing:
+    """An endpoint that fails or is held."""
+
+    id: str
+    tenant: str | None
+    host: str
+    attempts: int
+    failed: int
+    ambiguous: int
+    mean: float | None
+    """Seconds."""
+    known: KnownLimits | None
+    backlog: Backlog | None
 
 
 @router.get("/")
@@ -24,5 +63,131 @@ async def overview_live(view: ViewDep) -> Response:
     return view.fragment("overview_live.html", **await _figures(view))
 
 
+def own_look(service: Service, tenant: str | None) -> dict[str, Any]:
+    """What this process has to say, as JSON: for its own page and for its siblings'."""
+    dispatcher = service.dispatcher
+    statistics, limits = dispatcher.statistics(), dispatcher.limits.statistics()
+    return {
+        **service.pulse.look(tenant),
+        "processes": 1,
+        "in_flight": statistics.scheduler.in_flight,
+        "slots": dispatcher.settings.slots,
+        "lag": dispatcher.lag_seconds(),
+        "loop_lag": statistics.loop_lag_p99,
+        "hosts_in_trouble": limits.hosts_in_trouble,
+        "fleet_trouble": int(limits.fleet_suspected),
+        "store_failing": int(statistics.store_failing),
+        "opened": sum(limits.opened.values()) + limits.host_opened,
+    }
+
+
+def together(looks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Several processes' looks as one: counts add up, ages and lags are the worst one's."""
+    sums = ("processes", "in_flight", "slots", "hosts_in_trouble", "fleet_trouble", "store_failing", "opened")
+    return {
+        **merge(looks),
+        **{name: sum(look[name] for look in looks) for name in sums},
+        **{name: max(look[name] for look in looks) for name in ("lag", "loop_lag")},
+    }
+
+
 async def _figures(view: View) -> dict[str, Any]:
-    return {"statistics": view.service.dispatcher.statistics()}
+    service, tenant = view.service, view.access.tenant
+    look = together([own_look(service, tenant)])
+    series = look["series"]
+    failing = await _failing(service, tenant, look)
+    dead, dead_is_all = await _dead(service, tenant)
+    attempts, delivered = sum(series["attempts"]), sum(series["delivered"])
+    return {
+        "look": look,
+        "delivered_rate": sum(series["delivered"][-MINUTE_SLOTS:]) / 60,
+        "attempts": attempts,
+        "delivered": delivered,
+        "failed": attempts - delivered,
+        "ambiguous": sum(series["ambiguous"]),
+        "ours": sum(series["ours"]),
+        "died": sum(series["dead"]),
+        "shed": sum(look["sheds"].values()),
+        "waiting": await _waiting(service, tenant),
+        "dead": dead,
+        "dead_is_all": dead_is_all,
+        "failing": failing,
+        "held": sum(_is_held(one.known) for one in failing),
+        "news": list(reversed(look["news"]))[:NEWS_SHOWN],
+        "chart": _chart(series),
+    }
+
+
+async def _waiting(service: Service, tenant: str | None) -> int | None:
+    if tenant is not None:
+        return await service.store.backlog_of(tenant)
+    totals = None if service.sizes is None else service.sizes.totals
+    return None if totals is None else totals.waiting
+
+
+async def _dead(service: Service, tenant: str | None) -> tuple[int | None, bool]:
+    """How many dead letters there are, and whether that is all of them."""
+    if tenant is None:
+        totals = None if service.sizes is None else service.sizes.totals
+        return (None, True) if totals is None else (totals.dead, True)
+    page = await service.store.dead_letters(DeadFilter(tenant=tenant), None, DEAD_COUNTED)
+    return len(page.items), page.next is None
+
+
+async def _failing(service: Service, tenant: str | None, look: Mapping[str, Any]) -> Sequence[Failing]:
+    """Endpoints that fail now, most failures first, then those that a breaker holds although nothing fails any more."""
+    counted = {one["id"]: one for one in look["endpoints"][:WORST_SHOWN]}
+    held = [name for name in reversed(look["held"]) if name not in counted][:WORST_SHOWN]
+    numbers = {name: decode_id(ENDPOINT, name) for name in [*counted, *held]}
+    known = {name: await service.dispatcher.learned.of(number) for name, number in numbers.items()}
+    for name in held:
+        if not _is_held(known[name]):
+            service.pulse.closed(name)
+    shown = [*counted, *(name for name in held if _is_held(known[name]))]
+    backlogs = await service.store.backlogs([numbers[name] for name in shown]) if shown else {}
+    found = []
+    for name in shown:
+        one = counted.get(name)
+        endpoint = None if one is not None else await service.store.endpoint(name)
+        if one is None and endpoint is None:
+            continue  # deleted meanwhile
+        attempts = 0 if one is None else one["attempts"]
+        found.append(
+            Failing(
+                name,
+                one["tenant"] if one is not None else endpoint.tenant if endpoint is not None else None,
+                one["host"] if one is not None else "",
+                attempts,
+                attempts - (0 if one is None else one["delivered"]),
+                0 if one is None else one["ambiguous"],
+                one["elapsed"] / attempts if one is not None else None,
+                known[name],
+                backlogs.get(numbers[name]),
+            )
+        )
+    return found
+
+
+def _is_held(known: KnownLimits | None) -> bool:
+    return known is not None and known.statistics.state is not BreakerState.CLOSED
+
+
+def _chart(series: Mapping[str, Sequence[int]]) -> Markup:
+    """Attempts per second over the last minutes, with those that failed in front."""
+    attempts = [count / SLOT for count in series["attempts"]]
+    failed = [(tried - good) / SLOT for tried, good in zip(series["attempts"], series["delivered"], strict=True)]
+    highest = max(attempts) or 1.0
+    step = CHART_WIDTH / SLOTS
+    parts = []
+    for place, (tried, bad) in enumerate(zip(attempts, failed, strict=True)):
+        ago = (SLOTS - 1 - place) * SLOT
+        title = f"{ago} s ago: {tried:.1f}/s, {bad:.1f}/s failed"
+        for value, css in ((tried, "o-delivered"), (bad, "o-failed")):
+            if value:
+                height = max(1.0, value / highest * (CHART_HEIGHT - 14))
+                parts.append(svg.block(place * step + 1, CHART_HEIGHT - height, step - 2, height, css, title))
+    parts.append(svg.words(CHART_WIDTH, 10, f"{highest:,.1f}/s at most", "axis", anchor="end"))
+    label = (
+        f"Attempts per second over the last five minutes, at most {highest:.1f}, failed ones at most {max(failed):.1f}"
+    )
+    return Markup(svg.inline(CHART_WIDTH, CHART_HEIGHT, label, "chart", parts))  # noqa: S704 - svg escapes
