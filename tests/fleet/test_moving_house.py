@@ -19,11 +19,12 @@ from gatepost.store.house import Kind
 from gatepost.store.migrate import migrate_database
 from gatepost.store.moving import Moved, move_house
 from gatepost.store.open import open_store
-from gatepost.store.port import AuditEntry, PolicyVersion
+from gatepost.store.port import AuditEntry, EventSchema, PolicyVersion
 from gatepost.store.rows import DeadFilter, FanOut, lane_of
 from gatepost.store.secretbox import SecretBox
 from gatepost.store.sqlite.outbox import SqliteOutbox
 from gatepost.store.sqlite.store import SqliteStore
+from gatepost.testing.contract_queue import TRACE
 from gatepost.testing.contract_registry import FULL
 from gatepost.testing.postgres import empty_database, shared_server
 from gatepost.testing.receiver import Receiver
@@ -39,6 +40,7 @@ EVERYTHING = {
     Kind.ENDPOINTS: 2,
     Kind.API_KEYS: 1,
     Kind.POLICIES: 2,
+    Kind.EVENT_TYPES: 1,
     Kind.AUDIT: 3,
     Kind.EVENTS: 42,
     Kind.DELIVERIES: 41,
@@ -49,6 +51,9 @@ EVERYTHING = {
     Kind.ENDPOINT_STATES: 1,
     Kind.OUTBOX: 1,
 }
+
+
+SCHEMA = EventSchema("acme", "invoice.paid", 1, 5, "alice", '{"type": "object"}')
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,8 @@ async def furnish(path: Path, url: str) -> House:
         await store.audit(AuditEntry(number, "alice", "endpoint.update", "ep", "acme", ""))
     for number in (1, 2):
         await store.put_policy(PolicyVersion(number, 5, "alice", "set", "why", "{}"))
-    events = [owner.event(1, key=f"k{number}", body=b"%d" % number) for number in range(43)]
+    await store.put_event_type(SCHEMA)
+    events = [owner.event(1, key=f"k{number}", body=b"%d" % number, trace=TRACE) for number in range(43)]
     await owner.enqueue(*events)
     first, second, third, *_ = await owner.rows(lane_of(1, 0))
     await owner.settle(owner.retry(first, delay=0))
@@ -138,8 +144,10 @@ async def test_a_house_is_moved_although_the_mover_is_killed_and_then_delivers(t
         full = await store.endpoint(encode_id(ENDPOINT, 2))
         assert full is not None
         assert full.headers == FULL.headers
+        assert await store.event_type("acme", "invoice.paid") == SCHEMA
         info = await store.delivery(house.waiting)
         assert info is not None
+        assert (await store.load_events([info.event_id]))[info.event_id].trace == TRACE
         assert (info.state, info.attempts) == ("waiting", 1)
         assert len(await store.attempts_of(house.waiting)) == 1
         letter = await store.dead_letter(house.dead)

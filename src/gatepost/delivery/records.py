@@ -139,6 +139,9 @@ class Endpoint:
     """The receiver drops repeated `webhook-id`s, so that a request lost on a stale connection may be sent again at once."""
     send_deadline: bool = False
     """Send `Request-Timeout` with each attempt: the seconds for which we wait for its answer. For receivers that read it."""
+    send_trace: bool = False
+    """Send `traceparent` (and `tracestate`) with each attempt, so that the receiver's trace goes on from ours. For receivers that
+    read it, and whose operator may see our trace ids."""
     ca_pem: str | None = field(default=None, repr=False)
     """Certificates that replace the public store for this endpoint; a self-signed receiver's own pins it."""
     client_cert_pem: str | None = field(default=None, repr=False)

@@ -63,8 +63,9 @@ def check_endpoint(endpoint: Endpoint, policy: ClientPolicy, check_url: UrlCheck
     if len(endpoint.headers) > HEADERS_MAX:
         raise ConfigurationError(f"headers has {len(endpoint.headers)} entries: write at most {HEADERS_MAX}")
     check_headers(endpoint.headers)
-    if not isinstance(endpoint.send_deadline, bool):
-        raise ConfigurationError(f"send_deadline={endpoint.send_deadline!r}: write True or False")
+    for name in ("send_deadline", "send_trace"):
+        if not isinstance(given := getattr(endpoint, name), bool):
+            raise ConfigurationError(f"{name}={given!r}: write True or False")
     if endpoint.tier is not None and endpoint.tier not in TIER_NAMES:
         raise ConfigurationError(f"tier={endpoint.tier!r}: write one of {', '.join(TIER_NAMES)}, or leave it out")
     _check_tls(endpoint, checked)

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from gatepost.delivery.records import ApiKey, Endpoint, Tenant
-from gatepost.store.port import AuditEntry, PolicyVersion
+from gatepost.store.port import AuditEntry, EventSchema, PolicyVersion
 from gatepost.store.rows import AttemptRow, DeadLetter, FanOut, OutboxEvent
 
 
@@ -21,6 +21,7 @@ class Kind(StrEnum):
     ENDPOINTS = "endpoints"
     API_KEYS = "api_keys"
     POLICIES = "policies"
+    EVENT_TYPES = "event_types"
     AUDIT = "audit"
     EVENTS = "events"
     DELIVERIES = "deliveries"
@@ -48,6 +49,7 @@ class CarriedEvent(NamedTuple):
     type: str
     content_type: str
     body: bytes
+    trace: str | None = None
 
 
 class CarriedDelivery(NamedTuple):
@@ -89,6 +91,7 @@ Carried = (
     | Endpoint
     | ApiKey
     | PolicyVersion
+    | EventSchema
     | CarriedAudit
     | CarriedEvent
     | CarriedDelivery

@@ -210,7 +210,7 @@ class MemoryStore(MemoryRegistry):
 
     async def load_events(self, ids: Collection[int]) -> Mapping[int, EventBody]:
         found = (self._events[event_id] for event_id in ids if event_id in self._events)
-        return {e.event_id: EventBody(e.event_id, e.tenant, e.type, e.content_type, e.body) for e in found}
+        return {e.event_id: EventBody(e.event_id, e.tenant, e.type, e.content_type, e.body, e.trace) for e in found}
 
     # -- fan-outs too large for one transaction
 

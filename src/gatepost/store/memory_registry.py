@@ -9,8 +9,24 @@ from collections.abc import Sequence
 
 from gatepost.delivery.records import ApiKey, Endpoint, Tenant
 from gatepost.errors import Conflict, NotFound
-from gatepost.store.paging import check_limit, decode_numbers, decode_text, encode_cursor, text_page
-from gatepost.store.port import POLICY_ID, POLICY_VERSIONS_MAX, AuditEntry, Change, PolicyVersion
+from gatepost.store.paging import (
+    check_limit,
+    decode_event_type,
+    decode_numbers,
+    decode_text,
+    encode_cursor,
+    text_page,
+)
+from gatepost.store.port import (
+    EVENT_TYPE_VERSIONS_MAX,
+    POLICY_ID,
+    POLICY_VERSIONS_MAX,
+    AuditEntry,
+    Change,
+    EventSchema,
+    PolicyVersion,
+    event_type_id,
+)
 from gatepost.store.rows import Page
 
 
@@ -23,6 +39,7 @@ class MemoryRegistry:
         self._api_keys: dict[str, ApiKey] = {}
         self._audit: list[AuditEntry] = []
         self._policies: list[PolicyVersion] = []  # oldest first
+        self._event_types: dict[tuple[str, str], list[EventSchema]] = {}  # by tenant and type, oldest first
         self._changes: dict[Change, int] = {}  # record to the number of its last change, in order of that number
 
     async def changes_since(self, cursor: int) -> tuple[Sequence[Change], int]:
@@ -109,6 +126,37 @@ class MemoryRegistry:
         check_limit(limit)
         return [one for one in reversed(self._policies) if before is None or one.version < before][:limit]
 
+    async def event_type(self, tenant: str, event_type: str, version: int | None = None) -> EventSchema | None:
+        versions = self._event_types.get((tenant, event_type), [])
+        return next((one for one in reversed(versions) if version in (None, one.version)), None)
+
+    async def put_event_type(self, schema: EventSchema) -> None:
+        versions = self._event_types.get((schema.tenant, schema.type), [])
+        newest = versions[-1].version if versions else 0
+        if schema.version != newest + 1:
+            raise Conflict(
+                f"the schema of {schema.type} is at version {newest} now: read it again and repeat the change"
+            )
+        self._event_types[schema.tenant, schema.type] = [*versions, schema][-EVENT_TYPE_VERSIONS_MAX:]
+        self._changed(("event_type", event_type_id(schema.tenant, schema.type)))
+
+    async def event_types(self, tenant: str | None, after: str | None, limit: int) -> Page[EventSchema]:
+        check_limit(limit)
+        start = decode_event_type(after)
+        found = [
+            versions[-1]
+            for key, versions in sorted(self._event_types.items())
+            if tenant in (None, key[0]) and key > start
+        ][: limit + 1]
+        return text_page(found, [event_type_id(one.tenant, one.type) for one in found], limit)
+
+    async def event_type_versions(
+        self, tenant: str, event_type: str, before: int | None, limit: int
+    ) -> Sequence[EventSchema]:
+        check_limit(limit)
+        versions = reversed(self._event_types.get((tenant, event_type), []))
+        return [one for one in versions if before is None or one.version < before][:limit]
+
     async def audit(self, entry: AuditEntry) -> None:
         self._audit.append(entry)
 
@@ -133,6 +181,9 @@ class MemoryRegistry:
         for key_id in keys:
             del self._api_keys[key_id]
             self._changed(("api_key", key_id))
+        for key in [key for key in self._event_types if key[0] == tenant]:
+            del self._event_types[key]
+            self._changed(("event_type", event_type_id(*key)))
         if self._tenants.pop(tenant, None) is not None:
             self._changed(("tenant", tenant))
         return len(endpoints), len(keys)

@@ -19,7 +19,7 @@ from gatepost.clock import SYSTEM_CLOCK
 from gatepost.errors import ConfigurationError
 from gatepost.store.migration import Migration, Plan, check_usable, plan
 from gatepost.store.open import sqlite_path
-from gatepost.store.outbox.schema import outbox_statements
+from gatepost.store.outbox.schema import ADD_TRACE, HAS_TRACE, outbox_statements
 from gatepost.store.postgres import schema as postgres_schema
 from gatepost.store.postgres.address import SCHEMES, PostgresAddress, postgres_address
 from gatepost.store.postgres.failures import translated
@@ -112,6 +112,8 @@ async def install_outbox(url: str) -> str:
         with closing(connect(path)) as file:
             for statement in outbox_statements("sqlite"):
                 file.execute(statement)
+            if file.execute(HAS_TRACE).fetchone() is None:  # an earlier version made the table without it
+                file.execute(ADD_TRACE)
     except sqlite3.Error as error:
         raise store_error(error, path) from error
     return path

@@ -43,6 +43,12 @@ def decode_text(cursor: str | None) -> str | None:
         raise _foreign(cursor) from None
 
 
+def decode_event_type(cursor: str | None) -> tuple[str, str]:
+    """Tenant and type behind a cursor of `event_types`, before all of them for the first page."""
+    tenant, _, event_type = (decode_text(cursor) or "").rpartition(" ")
+    return tenant, event_type
+
+
 def text_page(items: Sequence[Item], names: Sequence[str], limit: int) -> Page[Item]:
     """A page of at most `limit` of `items`, which hold one more than that when there is a next page."""
     more = len(items) > limit

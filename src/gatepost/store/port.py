@@ -258,8 +258,8 @@ class DeliveryStore(Protocol):
         ...
 
 
-Change = tuple[Literal["tenant", "endpoint", "api_key", "policy"], str]
-"""What changed and its id; the policy is one record, `POLICY_ID`."""
+Change = tuple[Literal["tenant", "endpoint", "api_key", "policy", "event_type"], str]
+"""What changed and its id; the policy is one record, `POLICY_ID`; of an event type it is `event_type_id`."""
 POLICY_ID: Final = "policy"
 
 
@@ -292,6 +292,30 @@ class PolicyVersion:
 
 POLICY_VERSIONS_MAX: Final = 1_000
 """Years of changes; a rollout makes ten."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventSchema:
+    """One version of the JSON Schema of a tenant's event type: who set it, and when."""
+
+    tenant: str
+    type: str
+    version: int
+    """From 1, counted for each type."""
+    at: int
+    """UTC microseconds."""
+    actor: str
+    document: str | None = field(repr=False)
+    """JSON, opaque to the store; None: from this version on the type has no schema."""
+
+
+EVENT_TYPE_VERSIONS_MAX: Final = 100
+"""Of each type; a schema changes a few times a year."""
+
+
+def event_type_id(tenant: str, event_type: str) -> str:
+    """The id of an event type's record in `changes_since`; a type holds no space."""
+    return f"{tenant} {event_type}"
 
 
 class Registry(Protocol):
@@ -347,6 +371,27 @@ class Registry(Protocol):
         ...
 
     async def policies(self, before: int | None, limit: int) -> Sequence[PolicyVersion]:
+        """Versions below `before` (None: all), newest first."""
+        ...
+
+    async def event_type(self, tenant: str, event_type: str, version: int | None = None) -> EventSchema | None:
+        """A version of a type's schema, None: the newest. None when there is no such version, or the type never had a schema."""
+        ...
+
+    async def put_event_type(self, schema: EventSchema) -> None:
+        """Store the version after the newest of its type. Raises `Conflict` when it is not that.
+
+        The newest `EVENT_TYPE_VERSIONS_MAX` of a type are kept. `purge_tenant` takes them all.
+        """
+        ...
+
+    async def event_types(self, tenant: str | None, after: str | None, limit: int) -> Page[EventSchema]:
+        """The newest version of each type that ever had a schema, in order of tenant and type."""
+        ...
+
+    async def event_type_versions(
+        self, tenant: str, event_type: str, before: int | None, limit: int
+    ) -> Sequence[EventSchema]:
         """Versions below `before` (None: all), newest first."""
         ...
 

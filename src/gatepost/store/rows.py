@@ -65,6 +65,8 @@ class NewEvent:
     """The outbox row this event came from; removed in the same transaction."""
     fan_out: FanOut | None = None
     """The rest of its targets, too many for one transaction; stored with the event and expanded by `extend`."""
+    trace: str | None = None
+    """Trace context of its publisher, as `wire.trace_context` writes it; no part of what makes two events the same."""
 
 
 class FanOut(NamedTuple):
@@ -112,6 +114,8 @@ class OutboxEvent:
     priority: str
     not_before: int | None
     created_at: int
+    trace: str | None = None
+    """Trace context of its publisher."""
 
 
 # ------------------------------------------------------------------------------------------------- owning
@@ -239,6 +243,7 @@ class EventBody(NamedTuple):
     type: str
     content_type: str
     body: bytes
+    trace: str | None = None
 
 
 # ------------------------------------------------------------------------------------------------- settling

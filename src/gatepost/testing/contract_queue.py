@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Final
 
 from gatepost.clock import Clock
 from gatepost.errors import StoreError
@@ -29,6 +30,8 @@ from gatepost.testing.store_builder import SECOND, Owner, key_of
 from gatepost.testing.virtual import VirtualClock
 
 DAY = 86_400.0
+TRACE: Final = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01 vendor='x\"y"
+"""What a publisher sent along."""
 
 
 class ContractBase:
@@ -66,7 +69,7 @@ class QueueContract(ContractBase):
     async def test_an_event_waits_in_each_lane_it_was_made_for(self) -> None:
         """Fan-out: one body, one row per endpoint, ready at its due time."""
         async with self.owned() as owner:
-            event = owner.event(7, 8, body=b"payload")
+            event = owner.event(7, 8, body=b"payload", trace=TRACE)
             assert await owner.enqueue(event) == [EnqueueResult(event.event_id, False, False)]
             for target in event.targets:
                 [row] = await owner.rows(target.lane)
@@ -75,7 +78,7 @@ class QueueContract(ContractBase):
             bodies = await owner.store.load_events([event.event_id, 12345])
             assert list(bodies) == [event.event_id]
             body = bodies[event.event_id]
-            assert body == (event.event_id, "acme", "invoice.paid", "application/json", b"payload")
+            assert body == (event.event_id, "acme", "invoice.paid", "application/json", b"payload", TRACE)
 
     async def test_an_event_without_targets_is_kept(self) -> None:
         """Nobody subscribes yet: the event is accepted all the same, and its key counts."""
@@ -517,7 +520,7 @@ class QueueContract(ContractBase):
     async def test_outbox_rows_wait_until_they_are_enqueued(self) -> None:
         """In the order they came, complete, and gone with the commit that fans them out."""
         async with self.owned() as owner:
-            events = [owner.outbox_event(body=bytes([number])) for number in range(3)]
+            events = [owner.outbox_event(body=bytes([number]), trace=TRACE if number else None) for number in range(3)]
             await owner.store.outbox_put(events)
             found = await owner.store.outbox_peek(10)
             assert found == [replace(event, outbox_id=event.event_id) for event in events]

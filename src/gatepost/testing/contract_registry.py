@@ -8,7 +8,15 @@ from dataclasses import replace
 from gatepost.delivery.ids import ENDPOINT, encode_id
 from gatepost.delivery.records import ApiKey, Endpoint, EndpointSecret, EndpointStatus, Secret, Tenant, TenantLimits
 from gatepost.errors import Conflict, NotFound
-from gatepost.store.port import POLICY_ID, POLICY_VERSIONS_MAX, AuditEntry, PolicyVersion, Store
+from gatepost.store.port import (
+    EVENT_TYPE_VERSIONS_MAX,
+    POLICY_ID,
+    POLICY_VERSIONS_MAX,
+    AuditEntry,
+    EventSchema,
+    PolicyVersion,
+    Store,
+)
 from gatepost.testing.contract_queue import ContractBase
 
 
@@ -38,6 +46,7 @@ FULL = Endpoint(
     limits={"read_timeout": 20.0},
     deduplicates=False,
     send_deadline=True,
+    send_trace=True,
     ca_pem="-----BEGIN CERTIFICATE-----",
     client_cert_pem="-----BEGIN CERTIFICATE-----2",
     client_key_pem=Secret("-----BEGIN PRIVATE KEY-----"),
@@ -217,6 +226,49 @@ class RegistryContract(ContractBase):
                 await owner.store.put_policy(PolicyVersion(number, 0, "a", "set", "why", "{}"))
             assert await owner.store.policy(2) is None
             assert await owner.store.policy(3) is not None
+
+    async def test_schemas_of_event_types_are_kept_in_versions(self) -> None:
+        """By tenant and type; removing one is a version too, and followers hear of each."""
+        async with self.owned() as owner:
+            store = owner.store
+            assert await store.event_type("acme", "a.b") is None
+            assert (await store.event_types(None, None, 10)).items == []
+
+            def version(tenant: str, name: str, number: int, document: str | None = "{}") -> EventSchema:
+                return EventSchema(tenant, name, number, number, "älice", document)
+
+            await self.refused(store.put_event_type(version("acme", "a.b", 2)), Conflict)
+            _, cursor = await store.changes_since(0)
+            put = [
+                version("acme", "a.b", 1),
+                version("acme", "a.b", 2, None),
+                version("acme", "c", 1, '{"type": "object"}'),
+                version("globex", "a.b", 1),
+            ]
+            for one in reversed(put[2:]):
+                await store.put_event_type(one)
+            for one in put[:2]:
+                await store.put_event_type(one)
+            await self.refused(store.put_event_type(version("acme", "a.b", 2, "another")), Conflict)
+            assert await store.event_type("acme", "a.b") == put[1]
+            assert await store.event_type("acme", "a.b", 1) == put[0]
+            assert await store.event_type("acme", "a.b", 9) is None
+            page = await store.event_types(None, None, 2)
+            assert list(page.items) == put[1:3]
+            assert list((await store.event_types(None, page.next, 2)).items) == put[3:]
+            assert list((await store.event_types("globex", None, 2)).items) == put[3:]
+            assert list(await store.event_type_versions("acme", "a.b", None, 10)) == [put[1], put[0]]
+            assert list(await store.event_type_versions("acme", "a.b", 2, 10)) == put[:1]
+            changes, cursor = await store.changes_since(cursor)
+            assert set(changes) == {("event_type", f"{one.tenant} {one.type}") for one in put}
+            for number in range(3, EVENT_TYPE_VERSIONS_MAX + 2):
+                await store.put_event_type(version("acme", "a.b", number))
+            assert await store.event_type("acme", "a.b", 1) is None
+            assert await store.event_type("acme", "a.b", 2) == put[1]
+            await store.put_tenant(Tenant("acme"))
+            while (await store.purge_tenant("acme", 100)).more:
+                pass
+            assert list((await store.event_types(None, None, 9)).items) == put[3:]
 
     async def test_the_audit_log_is_read_newest_first(self) -> None:
         """All of it, or one tenant's."""

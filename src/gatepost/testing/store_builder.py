@@ -82,10 +82,23 @@ class Owner:
         }
         return NewEvent(**{**fields, **changes})
 
-    def outbox_event(self, key: str | None = None, body: bytes = b"{}", tenant: str = "acme") -> OutboxEvent:
+    def outbox_event(
+        self, key: str | None = None, body: bytes = b"{}", tenant: str = "acme", trace: str | None = None
+    ) -> OutboxEvent:
         """An event as a publisher writes it."""
         return OutboxEvent(
-            0, self.ids.next(), tenant, key, "invoice.paid", "application/json", body, "order-1", "high", None, self.now
+            0,
+            self.ids.next(),
+            tenant,
+            key,
+            "invoice.paid",
+            "application/json",
+            body,
+            "order-1",
+            "high",
+            None,
+            self.now,
+            trace,
         )
 
     async def enqueue(self, *events: NewEvent) -> Sequence[EnqueueResult]:

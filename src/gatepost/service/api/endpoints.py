@@ -143,6 +143,7 @@ def _fields(body: EndpointFields) -> dict[str, Any]:
         "limits",
         "deduplicates",
         "send_deadline",
+        "send_trace",
         "x509_strict",
         "probe",
     ):

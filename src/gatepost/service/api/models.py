@@ -52,6 +52,10 @@ class EndpointFields(Body):
     send_deadline: bool | None = Field(
         None, description="Send Request-Timeout with each attempt: the seconds for which its answer is waited for."
     )
+    send_trace: bool | None = Field(
+        None,
+        description="Send traceparent and tracestate with each attempt, so that the receiver's trace goes on from ours.",
+    )
     ca_pem: Pem | None = Field(None, description="Certificates trusted instead of the public authorities.")
     client_cert_pem: Pem | None = Field(None, description="Shown to the receiver; needs client_key_pem.")
     client_key_pem: Pem | None = Field(None, description="Its key, without password; sealed, and never shown again.")

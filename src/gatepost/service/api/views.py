@@ -57,6 +57,7 @@ def endpoint_view(endpoint: Endpoint, *, reveal: bool = False) -> dict[str, Any]
         "tier": endpoint.tier,
         "deduplicates": endpoint.deduplicates,
         "send_deadline": endpoint.send_deadline,
+        "send_trace": endpoint.send_trace,
         "ca_pem": endpoint.ca_pem,
         "client_cert_pem": endpoint.client_cert_pem,
         "client_key_pem": None if endpoint.client_key_pem is None else MASK,

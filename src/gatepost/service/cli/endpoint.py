@@ -36,6 +36,10 @@ SendDeadline = Annotated[
     bool | None,
     typer.Option("--send-deadline/--no-send-deadline", help="Send Request-Timeout: how long its answer is waited for."),
 ]
+SendTrace = Annotated[
+    bool | None,
+    typer.Option("--send-trace/--no-send-trace", help="Send traceparent and tracestate, for receivers that trace."),
+]
 Tier = Annotated[str | None, typer.Option(help="Profile of limits: same_dc, cross_region, datastore or third_party.")]
 NoProbe = Annotated[bool, typer.Option("--no-probe", help="Do not look at its certificate first: store as unverified.")]
 Description = Annotated[str | None, typer.Option(help="A note for people.")]
@@ -59,6 +63,7 @@ def create(
     client_key: ClientKey = None,
     no_probe: NoProbe = False,
     send_deadline: SendDeadline = None,
+    send_trace: SendTrace = None,
     tier: Tier = None,
     secret: Annotated[
         str | None, typer.Option(envvar="GATEPOST_ENDPOINT_SECRET", help="whsec_…; default: made.")
@@ -78,6 +83,7 @@ def create(
         "tenant": tenant,
         "secret": secret,
         "send_deadline": send_deadline,
+        "send_trace": send_trace,
         "tier": tier,
         **fields,
     }
@@ -149,6 +155,7 @@ def update(
     client_key: ClientKey = None,
     no_probe: NoProbe = False,
     send_deadline: SendDeadline = None,
+    send_trace: SendTrace = None,
     tier: Tier = None,
     url: UrlOption = DEFAULT_URL,
     api_key: KeyOption = None,
@@ -163,6 +170,8 @@ def update(
         changes["url"] = destination
     if send_deadline is not None:
         changes["send_deadline"] = send_deadline
+    if send_trace is not None:
+        changes["send_trace"] = send_trace
     if tier is not None:
         changes["tier"] = tier
     _print(_client(url, api_key).call("PATCH", _path(endpoint_id), changes), as_json)

@@ -15,10 +15,13 @@ from typing import Any, Final, Generic, TypeVar
 
 from gatepost.errors import ConfigurationError
 from gatepost.store.outbox.schema import (
-    COLUMNS,
+    HAS_TRACE,
     TABLE,
+    UNDEFINED_COLUMN,
     UNDEFINED_TABLE,
+    columns_of,
     insert_statement,
+    missing_column,
     missing_table,
     sqlstate_of,
     values_of,
@@ -27,12 +30,23 @@ from gatepost.store.rows import OutboxEvent
 
 Answer = TypeVar("Answer", bool, Awaitable[bool])
 
-_NUMBERED: Final = insert_statement(", ".join(f"${number}" for number in range(1, len(COLUMNS) + 1)))
-_FORMAT: Final = insert_statement(", ".join(["%s"] * len(COLUMNS)))
-_QMARK: Final = insert_statement(", ".join(["?"] * len(COLUMNS)))
-_NAMED: Final = insert_statement(", ".join(f":{name}" for name in COLUMNS))
 _RETURNING: Final = " RETURNING event_id"
 _HAS_TABLE: Final = f"SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = '{TABLE}'"  # noqa: S608 - a constant
+
+
+@cache
+def _numbered(names: tuple[str, ...]) -> str:
+    return insert_statement(", ".join(f"${number}" for number in range(1, len(names) + 1)), names)
+
+
+@cache
+def _format(names: tuple[str, ...]) -> str:
+    return insert_statement(", ".join(["%s"] * len(names)), names)
+
+
+@cache
+def _qmark(names: tuple[str, ...]) -> str:
+    return insert_statement(", ".join(["?"] * len(names)), names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +113,13 @@ def _not_a_connection(connection: object, drivers: tuple[Driver[Any], ...]) -> s
 
 def _sqlite3(connection: sqlite3.Connection, event: OutboxEvent) -> bool:
     try:
-        return connection.execute(_QMARK, values_of(event)).rowcount == 1
+        return connection.execute(_qmark(columns_of(event)), values_of(event)).rowcount == 1
     except sqlite3.OperationalError as error:
-        # SQLite has no code of its own for a table that is missing.
+        # SQLite has no code of its own for a table or a column that is missing.
         if connection.execute(_HAS_TABLE).fetchone() is None:
             raise missing_table() from error
+        if event.trace is not None and connection.execute(HAS_TRACE).fetchone() is None:
+            raise missing_column() from error
         raise
 
 
@@ -121,10 +137,9 @@ def _psycopg(connection: Any, event: OutboxEvent) -> bool:
     try:
         # Not `connection.execute`: the connection's own kinds of cursor and row are for the program's statements.
         cursor = Cursor(connection, row_factory=tuple_row)
-        return cursor.execute(_FORMAT + _RETURNING, values_of(event)).fetchone() is not None
+        return cursor.execute(_format(columns_of(event)) + _RETURNING, values_of(event)).fetchone() is not None
     except Exception as error:
-        if sqlstate_of(error) == UNDEFINED_TABLE:
-            raise missing_table() from error
+        _explain(error, event)
         raise
 
 
@@ -136,12 +151,14 @@ def _sqlalchemy(connection: Any, event: OutboxEvent) -> bool:
     used = connection if _is_sqlalchemy_core(connection) else connection.connection()  # a session's own transaction
     _check_dialect(used.dialect.name)
     try:
-        return used.execute(_clause(), dict(zip(COLUMNS, values_of(event), strict=True))).first() is not None
+        return used.execute(*_clause_and_values(event)).first() is not None
     except Exception as error:
-        if used.dialect.name == "sqlite" and used.exec_driver_sql(_HAS_TABLE).first() is None:
-            raise missing_table() from error
-        if sqlstate_of(error) == UNDEFINED_TABLE:
-            raise missing_table() from error
+        if used.dialect.name == "sqlite":
+            if used.exec_driver_sql(_HAS_TABLE).first() is None:
+                raise missing_table() from error
+            if event.trace is not None and used.exec_driver_sql(HAS_TRACE).first() is None:
+                raise missing_column() from error
+        _explain(error, event)
         raise
 
 
@@ -161,21 +178,22 @@ def _django(connection: Any, event: OutboxEvent) -> bool:
     _check_dialect(connection.vendor)
     try:
         with connection.cursor() as cursor:
-            cursor.execute(_FORMAT, values_of(event))
+            cursor.execute(_format(columns_of(event)), values_of(event))
             return bool(cursor.rowcount == 1)
     except Exception as error:
-        if connection.vendor == "sqlite" and not _django_has_table(connection):
+        if connection.vendor == "sqlite" and not _django_finds(connection, _HAS_TABLE):
             raise missing_table() from error
-        if sqlstate_of(error) == UNDEFINED_TABLE:
-            raise missing_table() from error
+        if connection.vendor == "sqlite" and event.trace is not None and not _django_finds(connection, HAS_TRACE):
+            raise missing_column() from error
+        _explain(error, event)
         raise
 
 
-def _django_has_table(connection: Any) -> bool:
+def _django_finds(connection: Any, query: str) -> bool:
     if connection.needs_rollback:
         return True  # the error is another one: a block that is to be rolled back takes no statement
     with connection.cursor() as cursor:
-        cursor.execute(_HAS_TABLE)
+        cursor.execute(query)
         return cursor.fetchone() is not None
 
 
@@ -188,10 +206,9 @@ def _django_in_transaction(connection: Any) -> bool:
 
 async def _asyncpg(connection: Any, event: OutboxEvent) -> bool:
     try:
-        return await connection.fetchval(_NUMBERED + _RETURNING, *values_of(event)) is not None
+        return await connection.fetchval(_numbered(columns_of(event)) + _RETURNING, *values_of(event)) is not None
     except Exception as error:
-        if sqlstate_of(error) == UNDEFINED_TABLE:
-            raise missing_table() from error
+        _explain(error, event)
         raise
 
 
@@ -201,11 +218,10 @@ async def _psycopg_async(connection: Any, event: OutboxEvent) -> bool:
 
     try:
         cursor = AsyncCursor(connection, row_factory=tuple_row)
-        await cursor.execute(_FORMAT + _RETURNING, values_of(event))
+        await cursor.execute(_format(columns_of(event)) + _RETURNING, values_of(event))
         return await cursor.fetchone() is not None
     except Exception as error:
-        if sqlstate_of(error) == UNDEFINED_TABLE:
-            raise missing_table() from error
+        _explain(error, event)
         raise
 
 
@@ -213,13 +229,15 @@ async def _sqlalchemy_async(connection: Any, event: OutboxEvent) -> bool:
     used = connection if _is_sqlalchemy_core(connection) else await connection.connection()
     _check_dialect(used.dialect.name)
     try:
-        result = await used.execute(_clause(), dict(zip(COLUMNS, values_of(event), strict=True)))
+        result = await used.execute(*_clause_and_values(event))
         return result.first() is not None
     except Exception as error:
-        if used.dialect.name == "sqlite" and (await used.exec_driver_sql(_HAS_TABLE)).first() is None:
-            raise missing_table() from error
-        if sqlstate_of(error) == UNDEFINED_TABLE:
-            raise missing_table() from error
+        if used.dialect.name == "sqlite":
+            if (await used.exec_driver_sql(_HAS_TABLE)).first() is None:
+                raise missing_table() from error
+            if event.trace is not None and (await used.exec_driver_sql(HAS_TRACE)).first() is None:
+                raise missing_column() from error
+        _explain(error, event)
         raise
 
 
@@ -230,14 +248,29 @@ def _sqlalchemy_async_in_transaction(connection: Any) -> bool:
 # --------------------------------------------------------------------------------------------------- helpers
 
 
+def _explain(error: Exception, event: OutboxEvent) -> None:
+    """Raises what says more than PostgreSQL's error, if anything does."""
+    code = sqlstate_of(error)
+    if code == UNDEFINED_TABLE:
+        raise missing_table() from error
+    if code == UNDEFINED_COLUMN and event.trace is not None:
+        raise missing_column() from error
+
+
+def _clause_and_values(event: OutboxEvent) -> tuple[Any, dict[str, object]]:
+    names = columns_of(event)
+    return _clause(names), dict(zip(names, values_of(event), strict=True))
+
+
 @cache
-def _clause() -> Any:
+def _clause(names: tuple[str, ...]) -> Any:
     """The INSERT for SQLAlchemy, with types: it would guess 32-bit integers."""
     from sqlalchemy import BigInteger, LargeBinary, Text, bindparam, text
 
     numbers = {"event_id", "not_before", "created_at"}
-    types = {name: BigInteger() if name in numbers else LargeBinary() if name == "body" else Text() for name in COLUMNS}
-    return text(_NAMED + _RETURNING).bindparams(*(bindparam(name, type_=types[name]) for name in COLUMNS))
+    types = {name: BigInteger() if name in numbers else LargeBinary() if name == "body" else Text() for name in names}
+    statement = insert_statement(", ".join(f":{name}" for name in names), names)
+    return text(statement + _RETURNING).bindparams(*(bindparam(name, type_=types[name]) for name in names))
 
 
 def _check_dialect(name: str) -> None:

@@ -9,7 +9,16 @@ from typing import Final
 from gatepost.clock import SYSTEM_CLOCK, SYSTEM_ENTROPY
 from gatepost.delivery.ids import ScatteredIds
 from gatepost.errors import ConfigurationError, StoreError, StoreFull
-from gatepost.store.outbox.schema import COLUMNS, TABLE, UNDEFINED_TABLE, missing_table, sqlstate_of
+from gatepost.store.outbox.schema import (
+    TABLE,
+    TRACED,
+    UNDEFINED_COLUMN,
+    UNDEFINED_TABLE,
+    missing_column,
+    missing_table,
+    sqlstate_of,
+    values_of,
+)
 from gatepost.store.rows import OutboxEvent
 
 PATIENCE: Final = 5.0
@@ -20,11 +29,11 @@ DISK_FULL: Final = "53100"
 _FAILOVER: Final = frozenset({"57P01", "57P02", "57P03", "25006"})
 """The server stops, starts, or is a standby now: the next connection may find the new primary."""
 
-NAMES: Final = ", ".join(COLUMNS)
-"""Columns, in the order of `values_of`."""
+NAMES: Final = ", ".join(TRACED)
+"""Columns, in the order of `all_values_of`: it is our own database, whose schema has them all."""
 SAME: Final = f"SELECT {NAMES} FROM {TABLE} WHERE event_id = "  # noqa: S608 - constants
 """To be followed by the parameter."""
-PROBE: Final = f"SELECT event_id FROM {TABLE} LIMIT 0"  # noqa: S608 - a constant
+PROBE: Final = f"SELECT event_id, trace FROM {TABLE} LIMIT 0"  # noqa: S608 - a constant
 
 
 def translated(error: BaseException, place: str) -> ConfigurationError | StoreError:
@@ -32,10 +41,18 @@ def translated(error: BaseException, place: str) -> ConfigurationError | StoreEr
     code = sqlstate_of(error)
     if code == UNDEFINED_TABLE:
         return missing_table()
+    if code == UNDEFINED_COLUMN:
+        return missing_column()
     if code == DISK_FULL:
         return StoreFull(f"{place} has no room for new events")
     what = f"{type(error).__name__} {code}" if code is not None else type(error).__name__
     return StoreError(f"{place}: {what}: {error}")
+
+
+def all_values_of(event: OutboxEvent) -> tuple[object, ...]:
+    """One value for each of `NAMES`."""
+    values = values_of(event)
+    return values if event.trace is not None else (*values, None)
 
 
 def connection_lost(error: BaseException) -> bool:

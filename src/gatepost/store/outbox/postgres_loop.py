@@ -15,12 +15,13 @@ from gatepost.store.outbox.postgres_common import (
     SAME,
     TRIES,
     Numbers,
+    all_values_of,
     connection_lost,
     no_id,
     translated,
     unknown_fate,
 )
-from gatepost.store.outbox.schema import COLUMNS, TABLE, values_of
+from gatepost.store.outbox.schema import TABLE, TRACED
 from gatepost.store.postgres.address import PostgresAddress
 from gatepost.store.rows import OutboxEvent
 
@@ -40,7 +41,7 @@ _CASTS: Final[Mapping[str, str]] = {
 }
 _INSERT_GROUP: Final = (
     f"INSERT INTO {TABLE} ({NAMES}) SELECT * FROM unnest("  # noqa: S608 - constants
-    + ", ".join(f"${number}::{_CASTS.get(name, 'text')}[]" for number, name in enumerate(COLUMNS, 1))
+    + ", ".join(f"${number}::{_CASTS.get(name, 'text')}[]" for number, name in enumerate(TRACED, 1))
     + ") ON CONFLICT (event_id) DO NOTHING RETURNING event_id"
 )
 
@@ -144,14 +145,14 @@ class LoopSide:
 
     async def _put(self, connection: asyncpg.Connection[Any], todo: list[_Waiting]) -> list[_Waiting]:
         """Those whose id is another event's stay to be done under a new one; and under the same one when it has just gone."""
-        columns = list(zip(*(values_of(waiting.event) for waiting in todo), strict=True))
+        columns = list(zip(*(all_values_of(waiting.event) for waiting in todo), strict=True))
         stored = {row[0] for row in await connection.fetch(_INSERT_GROUP, *columns)}
         again = []
         for waiting in todo:
             event = waiting.event
             if event.event_id not in stored:
                 row = await connection.fetchrow(SAME + "$1", event.event_id)
-                if row is None or tuple(row) != values_of(event):
+                if row is None or tuple(row) != all_values_of(event):
                     if row is not None:
                         waiting.event = self._numbers.give(event)
                     again.append(waiting)

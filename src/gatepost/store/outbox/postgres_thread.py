@@ -13,12 +13,13 @@ from gatepost.store.outbox.postgres_common import (
     SAME,
     TRIES,
     Numbers,
+    all_values_of,
     connection_lost,
     no_id,
     translated,
     unknown_fate,
 )
-from gatepost.store.outbox.schema import COLUMNS, TABLE, values_of
+from gatepost.store.outbox.schema import TABLE, TRACED
 from gatepost.store.postgres.address import PostgresAddress, libpq_url
 from gatepost.store.rows import OutboxEvent
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     import psycopg
 
 _INSERT_ONE: Final = (
-    f"INSERT INTO {TABLE} ({NAMES}) VALUES ({', '.join(['%s'] * len(COLUMNS))})"  # noqa: S608 - constants
+    f"INSERT INTO {TABLE} ({NAMES}) VALUES ({', '.join(['%s'] * len(TRACED))})"  # noqa: S608 - constants
     " ON CONFLICT (event_id) DO NOTHING RETURNING event_id"
 )
 
@@ -70,7 +71,7 @@ class ThreadSide:
                     raise (unknown_fate if sent else translated)(error, self._place) from error
                 sent = True
                 try:
-                    if connection.execute(_INSERT_ONE, values_of(event)).fetchone() is not None:
+                    if connection.execute(_INSERT_ONE, all_values_of(event)).fetchone() is not None:
                         return event
                     row = connection.execute(SAME + "%s", (event.event_id,)).fetchone()
                 except self._psycopg.Error as error:
@@ -81,7 +82,7 @@ class ThreadSide:
                 else:
                     failure = None
                     if row is not None:
-                        if row == values_of(event):
+                        if row == all_values_of(event):
                             return event
                         event = self._numbers.give(event)
         raise unknown_fate(failure, self._place) if failure else no_id(self._place)

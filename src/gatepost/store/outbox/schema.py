@@ -7,8 +7,9 @@ One row of one table is all that Gatepost asks of a producer's database. Used by
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from gatepost.errors import ConfigurationError
 from gatepost.store.rows import OutboxEvent
@@ -29,8 +30,15 @@ COLUMNS: Final = (
     "body",
 )
 """In the order of `values_of`; `done_at` is the follower's."""
+TRACE: Final = "trace"
+"""One column more, written only for events that carry a trace context: tables made by an earlier version do not have it."""
+TRACED: Final = (*COLUMNS, TRACE)
+HAS_TRACE: Final = f"SELECT 1 FROM pragma_table_info('{TABLE}') WHERE name = '{TRACE}'"  # noqa: S608 - constants
+"""For SQLite, which has no ADD COLUMN IF NOT EXISTS."""
+ADD_TRACE: Final = f"ALTER TABLE {TABLE} ADD COLUMN {TRACE} TEXT"
 UNDEFINED_TABLE: Final = "42P01"
 """PostgreSQL's SQLSTATE."""
+UNDEFINED_COLUMN: Final = "42703"
 
 
 def outbox_statements(dialect: Dialect) -> list[str]:
@@ -46,15 +54,20 @@ def outbox_statements(dialect: Dialect) -> list[str]:
     return statements
 
 
-def insert_statement(placeholders: str) -> str:
+def columns_of(event: OutboxEvent) -> tuple[str, ...]:
+    """The columns it fills."""
+    return COLUMNS if event.trace is None else TRACED
+
+
+def insert_statement(placeholders: str, names: Sequence[str] = COLUMNS) -> str:
     """One row; nothing at all when its id is taken."""
-    columns = ", ".join(COLUMNS)
+    columns = ", ".join(names)
     return f"INSERT INTO {TABLE} ({columns}) VALUES ({placeholders}) ON CONFLICT (event_id) DO NOTHING"  # noqa: S608 - constants
 
 
 def values_of(event: OutboxEvent) -> tuple[object, ...]:
-    """The parameters of `insert_statement`."""
-    return (
+    """The parameters of `insert_statement` with `columns_of` the event."""
+    values = (
         event.event_id,
         event.tenant,
         event.key,
@@ -66,6 +79,25 @@ def values_of(event: OutboxEvent) -> tuple[object, ...]:
         event.created_at,
         event.body,
     )
+    return values if event.trace is None else (*values, event.trace)
+
+
+def event_of(row: Mapping[str, Any]) -> OutboxEvent:
+    """A row with all the columns that the table has."""
+    return OutboxEvent(
+        row["event_id"],
+        row["event_id"],
+        row["tenant"],
+        row["key"],
+        row["type"],
+        row["content_type"],
+        row["body"],
+        row["ordering_key"],
+        row["priority"],
+        row["not_before"],
+        row["created_at"],
+        row[TRACE] if TRACE in row.keys() else None,  # noqa: SIM118 - asyncpg's records look for values otherwise
+    )
 
 
 def missing_table() -> ConfigurationError:
@@ -73,6 +105,14 @@ def missing_table() -> ConfigurationError:
     return ConfigurationError(
         f"this database has no table {TABLE}: run `gatepost migrate --outbox URL` once with the URL of this database "
         "(with gatepost.contrib.django: `manage.py migrate gatepost`), and name it among the dispatcher's `outboxes`"
+    )
+
+
+def missing_column() -> ConfigurationError:
+    """What is raised when the table is an earlier version's and the event carries a trace context."""
+    return ConfigurationError(
+        f"{TABLE} has no column {TRACE}, which an earlier version did not make: run `gatepost migrate --outbox URL` once, for "
+        "Gatepost's own database `gatepost migrate --database URL`, with gatepost.contrib.django `manage.py migrate gatepost`"
     )
 
 

@@ -13,10 +13,9 @@ from typing import Any, Final
 import asyncpg
 
 from gatepost.errors import GatepostError
-from gatepost.store.outbox.schema import COLUMNS, TABLE, UNDEFINED_TABLE, missing_table, sqlstate_of
+from gatepost.store.outbox.schema import TABLE, UNDEFINED_TABLE, event_of, missing_table, sqlstate_of
 from gatepost.store.outbox.source import ROWS_MAX, Judge, Look, OutboxUnavailable, Verdict, portion
 from gatepost.store.postgres.address import postgres_address
-from gatepost.store.rows import OutboxEvent
 
 CONNECT_MAX: Final = 5.0
 TRANSACTION_MAX: Final = 10.0
@@ -28,7 +27,8 @@ _LOOK: Final = (
     " WHERE done_at IS NULL AND NOT tenant = ANY($2) ORDER BY event_id LIMIT $1 FOR UPDATE SKIP LOCKED"
 )
 _ANY: Final = f"SELECT 1 FROM {TABLE} WHERE done_at IS NULL AND NOT tenant = ANY($1) LIMIT 1"  # noqa: S608 - a constant
-_READ: Final = f"SELECT {', '.join(COLUMNS)} FROM {TABLE} WHERE event_id = ANY($1) ORDER BY event_id"  # noqa: S608
+# Every column it has: a table that an earlier version made has no trace.
+_READ: Final = f"SELECT * FROM {TABLE} WHERE event_id = ANY($1) ORDER BY event_id"  # noqa: S608
 _DONE: Final = f"DELETE FROM {TABLE} WHERE event_id = ANY($1)"  # noqa: S608
 _NOW: Final = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 _ASIDE: Final = f"UPDATE {TABLE} SET done_at = -{_NOW} WHERE event_id = ANY($1)"  # noqa: S608
@@ -88,7 +88,7 @@ class PostgresSource:
         sizes = await connection.fetch(_LOOK, ROWS_MAX, list(without))
         ids, oversized, more = portion([(row[0], row[1], row[2]) for row in sizes], body_max)
         rows = await connection.fetch(_READ, ids) if ids else []
-        look = Look([_event(row) for row in rows], oversized, more)
+        look = Look([event_of(row) for row in rows], oversized, more)
         if not look:
             return False
         verdict = await judge(look)
@@ -140,10 +140,3 @@ class PostgresSource:
             return OutboxUnavailable(f"{self.place}: {missing_table()}")
         what = type(error).__name__ if code is None else f"{type(error).__name__} {code}"
         return OutboxUnavailable(f"{self.place}: {what}: {error}")
-
-
-def _event(row: Any) -> OutboxEvent:
-    event_id, tenant, key, kind, content_type, ordering_key, priority, not_before, created_at, body = row
-    return OutboxEvent(
-        event_id, event_id, tenant, key, kind, content_type, body, ordering_key, priority, not_before, created_at
-    )

@@ -15,9 +15,8 @@ from typing import Final, TypeVar
 from urllib.parse import quote
 
 from gatepost.clock import SYSTEM_CLOCK
-from gatepost.store.outbox.schema import COLUMNS, TABLE, missing_table
+from gatepost.store.outbox.schema import TABLE, event_of, missing_table
 from gatepost.store.outbox.source import ROWS_MAX, Judge, Look, OutboxUnavailable, Verdict, portion
-from gatepost.store.rows import OutboxEvent
 from gatepost.store.sqlite.connection import is_busy
 
 BUSY_TIMEOUT: Final = 0.05
@@ -30,8 +29,9 @@ _LOOK: Final = (
     " AND event_id NOT IN (SELECT value FROM json_each(?)) AND tenant NOT IN (SELECT value FROM json_each(?))"
     " ORDER BY event_id LIMIT ?"
 )
+# Every column it has: a table that an earlier version made has no trace.
 _READ: Final = (
-    f"SELECT {', '.join(COLUMNS)} FROM {TABLE}"  # noqa: S608
+    f"SELECT * FROM {TABLE}"  # noqa: S608
     " WHERE event_id IN (SELECT value FROM json_each(?)) ORDER BY event_id"
 )
 _DONE: Final = f"DELETE FROM {TABLE} WHERE event_id = ?"  # noqa: S608
@@ -124,8 +124,11 @@ class SqliteSource:
         hidden = [*pending.done, *pending.aside, *(old for old, _ in pending.renumbered)]
         sizes = connection.execute(_LOOK, (_json(hidden), _json(without), ROWS_MAX)).fetchall()
         ids, oversized, more = portion(sizes, body_max)
-        rows = connection.execute(_READ, (_json(ids),)).fetchall() if ids else []
-        return Look([_event(row) for row in rows], oversized, more)
+        if not ids:
+            return Look([], oversized, more)
+        cursor = connection.execute(_READ, (_json(ids),))
+        names = [column[0] for column in cursor.description]
+        return Look([event_of(dict(zip(names, row, strict=True))) for row in cursor], oversized, more)
 
     def _record_if_possible(self) -> None:
         try:
@@ -172,10 +175,3 @@ def _json(values: Collection[int] | Collection[str]) -> str:
     import json
 
     return json.dumps(list(values))
-
-
-def _event(row: tuple[int, str, str | None, str, str, str | None, str, int | None, int, bytes]) -> OutboxEvent:
-    event_id, tenant, key, kind, content_type, ordering_key, priority, not_before, created_at, body = row
-    return OutboxEvent(
-        event_id, event_id, tenant, key, kind, content_type, body, ordering_key, priority, not_before, created_at
-    )

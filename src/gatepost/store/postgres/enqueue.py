@@ -46,10 +46,11 @@ WITH k AS (
    FROM unnest({_texts("$1")}, $3::bigint[]) WITH ORDINALITY AS k(tenant, event_id, place)
   ON CONFLICT DO NOTHING RETURNING event_id),
 e AS (
- INSERT INTO gp_event (id, created_at, tenant, type, content_type, body)
-  SELECT n.id, n.created_at, n.tenant, n.type, n.content_type, n.body
-   FROM unnest($4::bigint[], $5::bigint[], {_texts("$6")}, {_texts("$7")}, {_texts("$8")}, $9::bytea[], $10::boolean[])
-    AS n(id, created_at, tenant, type, content_type, body, keyed)
+ INSERT INTO gp_event (id, created_at, tenant, type, content_type, body, trace)
+  SELECT n.id, n.created_at, n.tenant, n.type, n.content_type, n.body, nullif(n.trace, '')
+   FROM unnest($4::bigint[], $5::bigint[], {_texts("$6")}, {_texts("$7")}, {_texts("$8")}, $9::bytea[], $10::boolean[],
+     {_texts("$28")})
+    AS n(id, created_at, tenant, type, content_type, body, keyed, trace)
    WHERE NOT n.keyed OR n.id IN (SELECT event_id FROM k)
   ON CONFLICT DO NOTHING RETURNING id),
 t AS MATERIALIZED (
@@ -153,13 +154,14 @@ async def _store(connection: Connection, candidates: Sequence[_Candidate]) -> se
     key_tenants, keys, key_events = columns(keyed, 3)
     events = [candidate.event for candidate in candidates]
     targets = target_columns((event.event_id, event.created_at, event.tenant, event.targets) for event in events)
-    separator, (packed_key_tenants, tenants, types, content_types, target_tenants) = pack_texts(
+    separator, (packed_key_tenants, tenants, types, content_types, target_tenants, traces) = pack_texts(
         (
             key_tenants,
             [event.tenant for event in events],
             [event.type for event in events],
             [event.content_type for event in events],
             targets[-1],
+            [event.trace or "" for event in events],
         )
     )
     fan_outs = [event.fan_out for event in events if event.fan_out is not None]
@@ -181,6 +183,7 @@ async def _store(connection: Connection, candidates: Sequence[_Candidate]) -> se
         *columns(fan_outs, 7),
         *columns(outbox, 2),
         separator,
+        traces,
     )
     if len(rows) == len(candidates):
         return {candidate.place for candidate in candidates}

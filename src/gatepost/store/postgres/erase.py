@@ -9,7 +9,7 @@ from typing import Final
 
 from gatepost.delivery.ids import ENDPOINT, decode_id
 from gatepost.store.paging import check_limit
-from gatepost.store.port import Change
+from gatepost.store.port import Change, event_type_id
 from gatepost.store.postgres import changes
 from gatepost.store.postgres.operate import purge_dead
 from gatepost.store.postgres.pool import Connection, Pool
@@ -131,12 +131,17 @@ class Eraser:
                 row[0]
                 for row in await connection.fetch("DELETE FROM gp_api_key WHERE tenant = $1 RETURNING id", tenant)
             ]
+            types = {
+                row[0]
+                for row in await connection.fetch("DELETE FROM gp_event_type WHERE tenant = $1 RETURNING type", tenant)
+            }
             existed = await connection.fetch("DELETE FROM gp_tenant WHERE name = $1 RETURNING name", tenant)
             numbers = self._endpoints.pop(tenant, set()) | {decode_id(ENDPOINT, one) for one in endpoints}
             await connection.execute(_STATES, sorted(numbers))
             await connection.execute("DELETE FROM gp_active WHERE tenant = $1", tenant)
             changed: list[Change] = [("endpoint", one) for one in endpoints]
             changed += [("api_key", one) for one in keys]
+            changed += [("event_type", event_type_id(tenant, one)) for one in sorted(types)]
             changed += [("tenant", row[0]) for row in existed]
             await changes.record(connection, changed)
         return len(endpoints), len(keys)

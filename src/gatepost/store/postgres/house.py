@@ -44,6 +44,17 @@ _TABLES: Final[Mapping[Kind, tuple[str, tuple[tuple[str, str], ...]]]] = {
             ("document", _TEXT),
         ),
     ),
+    Kind.EVENT_TYPES: (
+        "gp_event_type",
+        (
+            ("tenant", _TEXT),
+            ("type", _TEXT),
+            ("version", _BIG),
+            ("at", _BIG),
+            ("actor", _TEXT),
+            ("document", _TEXT),
+        ),
+    ),
     Kind.AUDIT: (
         "gp_audit",
         (
@@ -65,6 +76,7 @@ _TABLES: Final[Mapping[Kind, tuple[str, tuple[tuple[str, str], ...]]]] = {
             ("type", _TEXT),
             ("content_type", _TEXT),
             ("body", _BYTES),
+            ("trace", _TEXT),
         ),
     ),
     Kind.DELIVERIES: (
@@ -136,6 +148,7 @@ _TABLES: Final[Mapping[Kind, tuple[str, tuple[tuple[str, str], ...]]]] = {
             ("priority", _TEXT),
             ("not_before", _BIG),
             ("created_at", _BIG),
+            ("trace", _TEXT),
         ),
     ),
 }
@@ -253,6 +266,8 @@ class PostgresHouse:
                 return item.id, item.hash, item.tenant, item.name, item.created_at
             case Kind.POLICIES:
                 return item.version, item.at, item.actor, item.action, item.why, item.document
+            case Kind.EVENT_TYPES:
+                return item.tenant, item.type, item.version, item.at, item.actor, item.document
             case Kind.AUDIT:
                 return _audit(item)
             case Kind.DELIVERIES:

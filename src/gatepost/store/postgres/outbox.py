@@ -16,11 +16,11 @@ in an empty index."""
 
 _PUT: Final = """
 INSERT INTO gatepost_outbox
- (event_id, tenant, key, type, content_type, ordering_key, priority, not_before, created_at, body)
+ (event_id, tenant, key, type, content_type, ordering_key, priority, not_before, created_at, body, trace)
  SELECT * FROM unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bigint[],
-  $9::bigint[], $10::bytea[]) ON CONFLICT DO NOTHING"""
+  $9::bigint[], $10::bytea[], $11::text[]) ON CONFLICT DO NOTHING"""
 _PEEK: Final = """
-SELECT event_id, event_id, tenant, key, type, content_type, body, ordering_key, priority, not_before, created_at
+SELECT event_id, event_id, tenant, key, type, content_type, body, ordering_key, priority, not_before, created_at, trace
  FROM gatepost_outbox WHERE done_at IS NULL ORDER BY event_id LIMIT $1::bigint"""
 
 
@@ -39,12 +39,13 @@ async def put(connection: Connection, events: Sequence[OutboxEvent]) -> None:
                 e.not_before,
                 e.created_at,
                 e.body,
+                e.trace,
             )
             for e in events
         ),
         key=lambda row: row[0],
     )
-    await connection.execute(_PUT, *columns(rows, 10))
+    await connection.execute(_PUT, *columns(rows, 11))
 
 
 async def peek(connection: Connection, limit: int) -> list[OutboxEvent]:

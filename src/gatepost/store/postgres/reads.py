@@ -24,7 +24,7 @@ SELECT w.place, x.lane, x.due_at, x.id, x.event_id, x.attempt, x.born_at, x.part
     ORDER BY d.due_at, d.id LIMIT 1)) AS x"""
 # A join, so that each id is looked for in the partition of its day only; `= ANY` would look in all.
 _EVENTS: Final = """
-SELECT e.id, e.tenant, e.type, e.content_type, e.body FROM unnest($1::bigint[]) AS k(id) JOIN gp_event AS e ON e.id = k.id"""
+SELECT e.id, e.tenant, e.type, e.content_type, e.body, e.trace FROM unnest($1::bigint[]) AS k(id) JOIN gp_event AS e ON e.id = k.id"""
 
 
 async def discover(connection: Connection, parts: Collection[int]) -> list[tuple[int, int]]:

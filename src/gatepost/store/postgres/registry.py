@@ -13,8 +13,24 @@ from gatepost.delivery.ids import ENDPOINT, decode_id
 from gatepost.delivery.records import ApiKey, Endpoint, Tenant
 from gatepost.errors import Conflict, NotFound
 from gatepost.store.codec import endpoint_from_document, endpoint_to_document, tenant_from_document, tenant_to_document
-from gatepost.store.paging import check_limit, decode_numbers, decode_text, encode_cursor, text_page
-from gatepost.store.port import POLICY_ID, POLICY_VERSIONS_MAX, AuditEntry, Change, PolicyVersion
+from gatepost.store.paging import (
+    check_limit,
+    decode_event_type,
+    decode_numbers,
+    decode_text,
+    encode_cursor,
+    text_page,
+)
+from gatepost.store.port import (
+    EVENT_TYPE_VERSIONS_MAX,
+    POLICY_ID,
+    POLICY_VERSIONS_MAX,
+    AuditEntry,
+    Change,
+    EventSchema,
+    PolicyVersion,
+    event_type_id,
+)
 from gatepost.store.postgres import changes, fan_outs
 from gatepost.store.postgres.pool import Connection, Pool
 from gatepost.store.rows import Page
@@ -50,6 +66,17 @@ INSERT INTO gp_policy (version, at, actor, action, why, document)
  SELECT $1::bigint, $2::bigint, $3::text, $4::text, $5::text, $6::text
  WHERE $1 = (SELECT coalesce(max(version), 0) + 1 FROM gp_policy) ON CONFLICT (version) DO NOTHING RETURNING version"""
 _TRIM_POLICIES = "DELETE FROM gp_policy WHERE version <= $1"
+_EVENT_TYPE = "SELECT tenant, type, version, at, actor, document FROM gp_event_type"
+_PUT_EVENT_TYPE = """
+INSERT INTO gp_event_type (tenant, type, version, at, actor, document)
+ SELECT $1::text, $2::text, $3::bigint, $4::bigint, $5::text, $6::text
+ WHERE $3 = (SELECT coalesce(max(version), 0) + 1 FROM gp_event_type WHERE tenant = $1 AND type = $2)
+ ON CONFLICT DO NOTHING RETURNING version"""
+_TRIM_EVENT_TYPE = "DELETE FROM gp_event_type WHERE tenant = $1 AND type = $2 AND version <= $3"
+_EVENT_TYPES = f"""
+{_EVENT_TYPE} AS t WHERE (tenant, type) > ($1, $2) AND ($3::text IS NULL OR tenant = $3)
+ AND version = (SELECT max(version) FROM gp_event_type AS n WHERE n.tenant = t.tenant AND n.type = t.type)
+ ORDER BY tenant, type LIMIT $4"""  # noqa: S608 - our own words
 _NEWEST: Final = (1 << 63) - 1
 
 
@@ -163,6 +190,51 @@ class PostgresRegistry:
         below = _NEWEST if before is None else before
         rows = await self._pool.fetch(f"{_POLICY} WHERE version < $1 ORDER BY version DESC LIMIT $2", below, limit)
         return [PolicyVersion(*row) for row in rows]
+
+    async def event_type(self, tenant: str, event_type: str, version: int | None = None) -> EventSchema | None:
+        rows = await self._pool.fetch(
+            f"{_EVENT_TYPE} WHERE tenant = $1 AND type = $2 AND ($3::bigint IS NULL OR version = $3)"
+            " ORDER BY version DESC LIMIT 1",
+            tenant,
+            event_type,
+            version,
+        )
+        return EventSchema(*rows[0]) if rows else None
+
+    async def put_event_type(self, schema: EventSchema) -> None:
+        values = (schema.tenant, schema.type, schema.version, schema.at, schema.actor, schema.document)
+        if await self._write(_PUT_EVENT_TYPE, values, ("event_type", event_type_id(schema.tenant, schema.type))):
+            await self._pool.fetch(
+                _TRIM_EVENT_TYPE, schema.tenant, schema.type, schema.version - EVENT_TYPE_VERSIONS_MAX
+            )
+            return
+        # Written by ourselves, by a call whose end we did not hear of, or by somebody else.
+        if await self.event_type(schema.tenant, schema.type, schema.version) != schema:
+            newest = await self.event_type(schema.tenant, schema.type)
+            raise Conflict(
+                f"the schema of {schema.type} is at version {0 if newest is None else newest.version} now: read it again and "
+                "repeat the change"
+            )
+
+    async def event_types(self, tenant: str | None, after: str | None, limit: int) -> Page[EventSchema]:
+        check_limit(limit)
+        rows = await self._pool.fetch(_EVENT_TYPES, *decode_event_type(after), tenant, limit + 1)
+        found = [EventSchema(*row) for row in rows]
+        return text_page(found, [event_type_id(one.tenant, one.type) for one in found], limit)
+
+    async def event_type_versions(
+        self, tenant: str, event_type: str, before: int | None, limit: int
+    ) -> Sequence[EventSchema]:
+        check_limit(limit)
+        below = _NEWEST if before is None else before
+        rows = await self._pool.fetch(
+            f"{_EVENT_TYPE} WHERE tenant = $1 AND type = $2 AND version < $3 ORDER BY version DESC LIMIT $4",
+            tenant,
+            event_type,
+            below,
+            limit,
+        )
+        return [EventSchema(*row) for row in rows]
 
     async def audit(self, entry: AuditEntry) -> None:
         await self._pool.fetch(_AUDIT, entry.at, entry.actor, entry.action, entry.subject, entry.tenant, entry.detail)

@@ -28,7 +28,7 @@ from gatepost.store.house import (
     CarriedState,
     Kind,
 )
-from gatepost.store.port import AuditEntry, PolicyVersion
+from gatepost.store.port import AuditEntry, EventSchema, PolicyVersion
 from gatepost.store.rows import AttemptRow, DeadLetter, FanOut, OutboxEvent
 from gatepost.store.secretbox import SecretBox
 from gatepost.store.sqlite.connection import connect, store_error
@@ -49,9 +49,10 @@ _SOURCES: Final[dict[Kind, str]] = {
     Kind.ENDPOINTS: "SELECT document FROM endpoint ORDER BY id",
     Kind.API_KEYS: "SELECT id, hash, tenant, name, created_at FROM api_key ORDER BY id",
     Kind.POLICIES: "SELECT version, at, actor, action, why, document FROM policy ORDER BY version",
+    Kind.EVENT_TYPES: "SELECT tenant, type, version, at, actor, document FROM event_type ORDER BY tenant, type, version",
     Kind.AUDIT: "SELECT number, at, actor, action, subject, tenant, detail FROM audit ORDER BY number",
     Kind.EVENTS: f"""
-SELECT e.id, e.created_at, e.tenant, e.type, e.content_type, e.body FROM event AS e
+SELECT e.id, e.created_at, e.tenant, e.type, e.content_type, e.body, e.trace FROM event AS e
  WHERE NOT ({NOT_NEEDED}) OR EXISTS (SELECT 1 FROM fan_out AS f WHERE f.event_id = e.id) ORDER BY e.id""",  # noqa: S608 - our own words
     Kind.DELIVERIES: """
 SELECT d.lane, d.due_at, d.id, d.event_id, d.born_at, d.attempt, o.tenant
@@ -67,7 +68,7 @@ SELECT {", ".join(f"a.{name}" for name in AttemptRow._fields)} FROM attempt AS a
     Kind.FAN_OUTS: "SELECT event_id, 0, tenant, type, sub, due_at, after FROM fan_out ORDER BY event_id",
     Kind.ENDPOINT_STATES: "SELECT endpoint, state FROM endpoint_state ORDER BY endpoint",
     Kind.OUTBOX: """
-SELECT event_id, event_id, tenant, key, type, content_type, body, ordering_key, priority, not_before, created_at
+SELECT event_id, event_id, tenant, key, type, content_type, body, ordering_key, priority, not_before, created_at, trace
  FROM outbox ORDER BY event_id""",
 }
 # Publishers that have the file open still could write to it; their commit fails then, instead of being read by nobody.
@@ -154,6 +155,7 @@ class SqliteHouse:
             Kind.ENDPOINTS: lambda row: endpoint_from_document(row[0], self._box),
             Kind.API_KEYS: lambda row: ApiKey(*row),
             Kind.POLICIES: lambda row: PolicyVersion(*row),
+            Kind.EVENT_TYPES: lambda row: EventSchema(*row),
             Kind.AUDIT: lambda row: CarriedAudit(row[0], AuditEntry(*row[1:])),
             Kind.EVENTS: CarriedEvent._make,
             Kind.DELIVERIES: CarriedDelivery._make,

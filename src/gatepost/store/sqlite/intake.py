@@ -21,13 +21,13 @@ from gatepost.store.sqlite.space import SpaceGuard
 from gatepost.store.sqlite.tally import Tally
 
 _KNOWN_EVENTS = where_in("SELECT id FROM event WHERE id IN")
-_INSERT_EVENTS = insert("event", "id, tenant, type, content_type, created_at, key, targets, body")
+_INSERT_EVENTS = insert("event", "id, tenant, type, content_type, created_at, key, targets, body, trace")
 _INSERT_DELIVERIES = insert("delivery", "lane, due_at, id, event_id, born_at")
 _INSERT_HISTORY = insert("history", "id, lane, at, event_id")
 _DROP_OUTBOX = where_in("DELETE FROM outbox WHERE event_id IN")
 _PUT_OUTBOX = insert(
     "outbox",
-    "event_id, tenant, key, type, content_type, ordering_key, priority, not_before, created_at, body",
+    "event_id, tenant, key, type, content_type, ordering_key, priority, not_before, created_at, body, trace",
     or_ignore=True,
 )
 
@@ -173,6 +173,7 @@ class Intake:
                 fingerprint,
                 f"[{','.join(map(str, own_ids))}]",
                 event.body,
+                event.trace,
             )
             if fingerprint is not None:
                 keys.append((fingerprint, event_id))
@@ -196,7 +197,7 @@ def put_outbox(
     values: list[Any] = []
     for e in events:
         values += (e.event_id, e.tenant, e.key, e.type, e.content_type, e.ordering_key)
-        values += (e.priority, e.not_before, e.created_at, e.body)
+        values += (e.priority, e.not_before, e.created_at, e.body, e.trace)
     _PUT_OUTBOX.run(connection, values)
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from gatepost.delivery.ids import ENDPOINT, decode_id
 from gatepost.store.paging import check_limit
+from gatepost.store.port import event_type_id
 from gatepost.store.rows import TenantPurge
 from gatepost.store.sqlite.bulk import where_any, where_in
 from gatepost.store.sqlite.meta import read_meta
@@ -159,7 +160,10 @@ class Purge:
             existed = connection.execute("DELETE FROM tenant WHERE name = ?", (tenant,)).rowcount
             connection.execute("DELETE FROM destination WHERE tenant = ?", (tenant,))
         self._work.tally.disown(tenant)
+        types = sorted(set(_column(connection, "SELECT type FROM event_type WHERE tenant = ?", tenant)))
+        connection.execute("DELETE FROM event_type WHERE tenant = ?", (tenant,))
         changed = [*(("endpoint", one) for one in endpoints), *(("api_key", one) for one in keys)]
+        changed += [("event_type", event_type_id(tenant, one)) for one in types]
         connection.executemany(_CHANGED, changed + [("tenant", tenant)] * existed)
         return len(endpoints), len(keys)
 

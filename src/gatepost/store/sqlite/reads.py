@@ -23,9 +23,9 @@ UNION ALL
 SELECT lane, due_at, id, event_id, attempt, born_at, 0 FROM (
  SELECT lane, due_at, id, event_id, attempt, born_at FROM delivery
   WHERE lane = ?1 AND due_at > ?3 AND due_at >= ?2 ORDER BY due_at LIMIT 1)"""
-_EVENTS = where_in("SELECT id, tenant, type, content_type, body FROM event WHERE id IN")
+_EVENTS = where_in("SELECT id, tenant, type, content_type, body, trace FROM event WHERE id IN")
 _OUTBOX = """
-SELECT event_id, event_id, tenant, key, type, content_type, body, ordering_key, priority, not_before, created_at
+SELECT event_id, event_id, tenant, key, type, content_type, body, ordering_key, priority, not_before, created_at, trace
  FROM outbox ORDER BY event_id LIMIT ?"""
 
 

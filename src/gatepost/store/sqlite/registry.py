@@ -13,8 +13,24 @@ from gatepost.delivery.ids import ENDPOINT, decode_id
 from gatepost.delivery.records import ApiKey, Endpoint, Tenant
 from gatepost.errors import Conflict, NotFound
 from gatepost.store.codec import endpoint_from_document, endpoint_to_document, tenant_from_document, tenant_to_document
-from gatepost.store.paging import check_limit, decode_numbers, decode_text, encode_cursor, text_page
-from gatepost.store.port import POLICY_ID, POLICY_VERSIONS_MAX, AuditEntry, Change, PolicyVersion
+from gatepost.store.paging import (
+    check_limit,
+    decode_event_type,
+    decode_numbers,
+    decode_text,
+    encode_cursor,
+    text_page,
+)
+from gatepost.store.port import (
+    EVENT_TYPE_VERSIONS_MAX,
+    POLICY_ID,
+    POLICY_VERSIONS_MAX,
+    AuditEntry,
+    Change,
+    EventSchema,
+    PolicyVersion,
+    event_type_id,
+)
 from gatepost.store.rows import Page
 from gatepost.store.secretbox import SecretBox
 from gatepost.store.sqlite import states
@@ -45,6 +61,15 @@ _POLICY = "SELECT version, at, actor, action, why, document FROM policy"
 _PUT_POLICY = """
 INSERT INTO policy (version, at, actor, action, why, document) SELECT ?1, ?2, ?3, ?4, ?5, ?6
  WHERE ?1 = (SELECT coalesce(max(version), 0) + 1 FROM policy)"""
+
+_EVENT_TYPE = "SELECT tenant, type, version, at, actor, document FROM event_type"
+_PUT_EVENT_TYPE = """
+INSERT INTO event_type (tenant, type, version, at, actor, document) SELECT ?1, ?2, ?3, ?4, ?5, ?6
+ WHERE ?3 = (SELECT coalesce(max(version), 0) + 1 FROM event_type WHERE tenant = ?1 AND type = ?2)"""
+_EVENT_TYPES = f"""
+{_EVENT_TYPE} AS t WHERE (tenant, type) > (?, ?) AND (?3 IS NULL OR tenant = ?3)
+ AND version = (SELECT max(version) FROM event_type AS n WHERE n.tenant = t.tenant AND n.type = t.type)
+ ORDER BY tenant, type LIMIT ?4"""  # noqa: S608 - our own words
 
 
 class SqliteRegistry:
@@ -207,6 +232,63 @@ class SqliteRegistry:
         def query(connection: sqlite3.Connection) -> Sequence[PolicyVersion]:
             rows = connection.execute(f"{_POLICY} WHERE version < ? ORDER BY version DESC LIMIT ?", (below, limit))
             return [PolicyVersion(*row) for row in rows]
+
+        return await self._lists.run(query)
+
+    async def event_type(self, tenant: str, event_type: str, version: int | None = None) -> EventSchema | None:
+        def query(connection: sqlite3.Connection) -> EventSchema | None:
+            row = connection.execute(
+                f"{_EVENT_TYPE} WHERE tenant = ?1 AND type = ?2 AND (?3 IS NULL OR version = ?3)"
+                " ORDER BY version DESC LIMIT 1",
+                (tenant, event_type, version),
+            ).fetchone()
+            return None if row is None else EventSchema(*row)
+
+        return await self._hot.run(query)
+
+    async def put_event_type(self, schema: EventSchema) -> None:
+        key = (schema.tenant, schema.type)
+
+        def write(connection: sqlite3.Connection) -> None:
+            values = (*key, schema.version, schema.at, schema.actor, schema.document)
+            if connection.execute(_PUT_EVENT_TYPE, values).rowcount == 0:
+                newest = connection.execute(
+                    "SELECT coalesce(max(version), 0) FROM event_type WHERE tenant = ? AND type = ?", key
+                ).fetchone()[0]
+                raise Conflict(
+                    f"the schema of {schema.type} is at version {newest} now: read it again and repeat the change"
+                )
+            connection.execute(
+                "DELETE FROM event_type WHERE tenant = ? AND type = ? AND version <= ?",
+                (*key, schema.version - EVENT_TYPE_VERSIONS_MAX),
+            )
+            connection.execute(_CHANGED, ("event_type", event_type_id(*key)))
+
+        await self._writer.call(2, write)
+
+    async def event_types(self, tenant: str | None, after: str | None, limit: int) -> Page[EventSchema]:
+        check_limit(limit)
+        start = decode_event_type(after)
+
+        def query(connection: sqlite3.Connection) -> Page[EventSchema]:
+            rows = connection.execute(_EVENT_TYPES, (*start, tenant, limit + 1))
+            found = [EventSchema(*row) for row in rows]
+            return text_page(found, [event_type_id(one.tenant, one.type) for one in found], limit)
+
+        return await self._lists.run(query)
+
+    async def event_type_versions(
+        self, tenant: str, event_type: str, before: int | None, limit: int
+    ) -> Sequence[EventSchema]:
+        check_limit(limit)
+        below = (1 << 63) - 1 if before is None else before
+
+        def query(connection: sqlite3.Connection) -> Sequence[EventSchema]:
+            rows = connection.execute(
+                f"{_EVENT_TYPE} WHERE tenant = ? AND type = ? AND version < ? ORDER BY version DESC LIMIT ?",
+                (tenant, event_type, below, limit),
+            )
+            return [EventSchema(*row) for row in rows]
 
         return await self._lists.run(query)
 

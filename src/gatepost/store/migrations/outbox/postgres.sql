@@ -11,8 +11,10 @@ CREATE TABLE IF NOT EXISTS gatepost_outbox (
   not_before   bigint,
   created_at   bigint NOT NULL,
   body         bytea  NOT NULL,                             -- what is sent, byte for byte
-  done_at      bigint                                       -- null: waits. Below zero: set aside since then, the log says why
+  done_at      bigint,                                      -- null: waits. Below zero: set aside since then, the log says why
+  trace        text                                         -- traceparent of whoever published, tracestate after a space
 );
+ALTER TABLE gatepost_outbox ADD COLUMN IF NOT EXISTS trace text;  -- an earlier version made the table without it
 
 -- Holds only what waits, so that looking costs the same however much is set aside.
 CREATE INDEX IF NOT EXISTS gatepost_outbox_waiting ON gatepost_outbox (event_id) WHERE done_at IS NULL;

@@ -11,7 +11,8 @@ CREATE TABLE IF NOT EXISTS gatepost_outbox (
   not_before   INTEGER,
   created_at   INTEGER NOT NULL,
   body         BLOB    NOT NULL,                            -- what is sent, byte for byte
-  done_at      INTEGER                                      -- null: waits. Below zero: set aside since then, the log says why
+  done_at      INTEGER,                                     -- null: waits. Below zero: set aside since then, the log says why
+  trace        TEXT                                         -- traceparent of whoever published, tracestate after a space
 );
 
 -- Holds only what waits, so that looking costs the same however much is set aside.
