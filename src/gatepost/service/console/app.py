@@ -18,6 +18,8 @@ from gatepost.errors import GatepostError
 from gatepost.service.api.context import Service
 from gatepost.service.api.problems import CODES, Problem, problem_of
 from gatepost.service.console import (
+    dead_letters,
+    dead_replay,
     deliveries,
     delivery_page,
     endpoint_actions,
@@ -36,7 +38,7 @@ from gatepost.service.console.view import Refused, SignInFirst, Visit, view_of
 
 log = logging.getLogger("gatepost.console")
 
-PAGES: Final = (overview, endpoints, endpoint_page, endpoint_actions, deliveries, delivery_page)
+PAGES: Final = (overview, endpoints, endpoint_page, endpoint_actions, deliveries, delivery_page, dead_replay, dead_letters)
 """Modules with a `router` whose every route needs a session."""
 OPEN: Final = (signin, static)
 """Those that strangers reach."""

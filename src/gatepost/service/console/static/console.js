@@ -2,13 +2,14 @@
 // What it puts into a page comes from the server, escaped there; it builds no markup of its own.
 "use strict";
 
-// A live part: <div data-refresh="/console/…" data-every="3000">. Fetched while the page is visible and not paused.
+// A live part: <div data-refresh="/console/…" data-every="3000">. Fetched while the page is visible and not paused. What comes
+// replaces its content, or with data-into that of the element with this id; it ends when the part is gone from the page.
 function refresh(part) {
   const every = Number(part.dataset.every) || 3000;
   let failures = 0;
 
   async function once() {
-    if (document.hidden || part.dataset.paused === "true") return;
+    if (document.hidden || part.dataset.paused === "true" || !part.isConnected) return;
     try {
       const answer = await fetch(part.dataset.refresh, { credentials: "same-origin", redirect: "manual" });
       if (answer.type === "opaqueredirect" || answer.status === 401) {
@@ -16,7 +17,7 @@ function refresh(part) {
         return;
       }
       if (!answer.ok) throw new Error(String(answer.status));
-      put(part, await answer.text());
+      put(document.getElementById(part.dataset.into) || part, await answer.text());
       failures = 0;
       mark(part, false);
     } catch {
@@ -26,6 +27,7 @@ function refresh(part) {
   }
 
   async function loop() {
+    if (!part.isConnected) return;
     await once();
     setTimeout(loop, every * Math.min(10, 1 + failures));
   }
@@ -47,6 +49,7 @@ function put(part, text) {
     if (again) again.open = true;
   }
   [...part.querySelectorAll(".table")].forEach((one, place) => { one.scrollLeft = scrolled.get(place) || 0; });
+  bind(part);
   if (key) {
     const again = [...part.querySelectorAll("a, button, summary, [tabindex]")].find(
       (one) => one.id === key || one.getAttribute("href") === key,
@@ -118,6 +121,10 @@ function steps(part) {
   run();
 }
 
-document.querySelectorAll("[data-refresh]").forEach(refresh);
-document.querySelectorAll("[data-pause-for]").forEach(pausable);
-document.querySelectorAll("[data-steps]").forEach(steps);
+function bind(root) {
+  root.querySelectorAll("[data-refresh]").forEach(refresh);
+  root.querySelectorAll("[data-pause-for]").forEach(pausable);
+  root.querySelectorAll("[data-steps]").forEach(steps);
+}
+
+bind(document);
