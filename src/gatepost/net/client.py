@@ -30,6 +30,7 @@ from gatepost.errors import ConfigurationError
 from gatepost.net import one_per_loop
 from gatepost.net.destinations import Destinations
 from gatepost.net.flight import Flight
+from gatepost.net.inquiry import Inquiry, inquiry_head
 from gatepost.net.names import NameCache
 from gatepost.net.nat64 import Nat64Finder
 from gatepost.net.observation import observation_of
@@ -43,7 +44,7 @@ from gatepost.net.resolver import Resolver, ThreadResolver
 from gatepost.net.set_up import NEVER, SetUp
 from gatepost.net.statistics import ClientStatistics as ClientStatistics
 from gatepost.net.statistics import HostStatistics as HostStatistics
-from gatepost.net.statistics import by_origin
+from gatepost.net.statistics import KeepAliveHistory, by_origin, keep_alive_by_origin
 from gatepost.net.sweeper import Sweeper
 from gatepost.net.tls import TLSContexts, TLSProfile, check_profile
 from gatepost.net.unsent import unsent
@@ -131,6 +132,11 @@ class DispatchClient:
         if not isinstance(policy, EgressPolicy):
             raise TypeError(f"egress is a {type(policy).__name__}: write an EgressPolicy")
         self._use_rules(replace(self.rules, policy=policy))
+
+    @property
+    def resolver(self) -> Resolver:
+        """Who answers names; asked directly, neither cache nor queue stand in between."""
+        return self._resolver
 
     def check_url(self, url: str) -> Target | Denied:
         """Whether `url` may be called, by the rules that hold for each attempt; registration asks the same."""
@@ -325,6 +331,43 @@ class DispatchClient:
             raise
         return None if attempt.reason is Reason.OK else attempt
 
+    async def inquire(self, url: str, *, tls: TLSProfile | None = None) -> Attempt:
+        """Send `OPTIONS` without a body and say how it ended: what a delivery would meet, without delivering anything.
+
+        Same pool, rules and limits as an attempt; not observed, and no redirect is followed. Raises as `deliver`.
+        """
+        self._check_usable()
+        destination = self._destinations.known.get(url) or self._destinations.check(url)
+        if isinstance(destination, Denied):
+            return self._refusal(destination)
+        began = self.clock.monotonic()
+        context = await self.prepare_tls(destination.target, tls)
+        self._check_usable()
+        now = self.clock.monotonic()
+        inquiry = Inquiry(
+            self,
+            self.pool.host(destination.target, tls),
+            inquiry_head(destination.target, USER_AGENT),
+            b"",
+            policy=self.policy,
+            key=None,
+            endpoint_id=None,
+            tenant=None,
+            context=context,
+            deadline_at=NEVER,
+            duplicable=True,
+            done=self.loop.create_future(),
+            now=began,
+        )
+        self.flights.add(inquiry)
+        self.sweeper.watch(now)
+        inquiry.start(now)
+        try:
+            return await inquiry.done
+        except asyncio.CancelledError:
+            inquiry.cancel_by_caller()
+            raise
+
     async def prepare_tls(self, target: Target, tls: TLSProfile | None) -> ssl.SSLContext | None:
         """Build the contexts that attempts at `target` need, and return that of the receiver; None for plain http.
 
@@ -470,6 +513,10 @@ class DispatchClient:
             shed=dict(self._shed),
             hosts=by_origin(hosts),
         )
+
+    def keep_alive_histories(self) -> dict[str, KeepAliveHistory]:
+        """What is known of how each host keeps its connections; O(hosts known)."""
+        return keep_alive_by_origin(self.pool.hosts, self.clock.monotonic())
 
     # -------------------------------------------------------------------------------------------------- end
 

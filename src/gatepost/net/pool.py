@@ -47,6 +47,7 @@ class Host(HostLeases[Connection, LeaseHolder]):
     """What is known of `scheme://host:port` under one TLS profile and by one way there."""
 
     __slots__ = (
+        "announced",
         "created_count",
         "dropped",
         "generation",
@@ -66,6 +67,8 @@ class Host(HostLeases[Connection, LeaseHolder]):
         self.tls = tls
         self.via = via
         """The proxy its connections go through."""
+        self.announced: int | None = None
+        """Seconds of its last `Keep-Alive: timeout=N`."""
         self.created_count = 0
         self.reused_count = 0
         self.observed: deque[tuple[float, float]] | None = None
@@ -176,6 +179,7 @@ class Pool:
         idle_for = self._policy.keepalive_expiry
         if head is not None:
             if head.keep_alive_timeout is not None:
+                host.announced = head.keep_alive_timeout
                 idle_for = min(idle_for, head.keep_alive_timeout - KEEP_ALIVE_MARGIN)
             if head.keep_alive_max is not None and head.keep_alive_max <= connection.served_count:
                 return now

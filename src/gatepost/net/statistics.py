@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gatepost.net.pool import Host
+from gatepost.net.pool import OBSERVED_FOR, Host
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,18 @@ class HostStatistics:
     reused: int
     reuse_ratio: float
     """Requests that found a connection, of all; 0.0 before the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeepAliveHistory:
+    """What is known of how a host keeps its connections."""
+
+    open_peak: int
+    """Most connections that were open at once."""
+    announced: int | None
+    """Seconds of its last `Keep-Alive: timeout=N`."""
+    closed_after: tuple[float, ...]
+    """Idle ages in seconds at which it closed connections, the newest last: of its last 20 closes those that still count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +60,20 @@ def by_origin(hosts: Sequence[Host]) -> dict[str, HostStatistics]:
     for host in hosts:
         records.setdefault(host.target.origin, []).append(host)
     return {origin: _host_statistics(same) for origin, same in records.items()}
+
+
+def keep_alive_by_origin(hosts: Sequence[Host], now: float) -> dict[str, KeepAliveHistory]:
+    """The records of one host, of which each TLS profile has its own, taken together. `now` in monotonic seconds."""
+    horizon = now - OBSERVED_FOR
+    found: dict[str, KeepAliveHistory] = {}
+    for host in hosts:
+        known = found.get(host.target.origin, KeepAliveHistory(0, None, ()))
+        closed = () if host.observed is None else tuple(age for at, age in host.observed if at >= horizon)
+        announced = [seconds for seconds in (host.announced, known.announced) if seconds is not None]
+        found[host.target.origin] = KeepAliveHistory(
+            known.open_peak + host.open_peak, min(announced, default=None), known.closed_after + closed
+        )
+    return found
 
 
 def _host_statistics(hosts: Sequence[Host]) -> HostStatistics:

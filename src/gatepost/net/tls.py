@@ -110,6 +110,11 @@ class TLSContexts:
         # Shielded: whoever is cancelled only stops waiting.
         return await asyncio.shield(future)
 
+    def unverifying(self) -> int:
+        """Contexts that do not check certificate or name. There is no way to ask for one, so anything but 0 is somebody's tampering."""
+        known = [*self._by_profile.values(), *(() if self._shared is None else (self._shared,))]
+        return sum(not one.check_hostname or one.verify_mode is not ssl.CERT_REQUIRED for one in known)
+
     def close(self) -> None:
         """Let the threads end."""
         if self._executor is not None:

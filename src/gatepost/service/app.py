@@ -21,6 +21,7 @@ from gatepost.clock import SYSTEM_CLOCK, Clock
 from gatepost.delivery.records import Secret
 from gatepost.dispatch.dispatcher import Dispatcher, DispatcherSettings
 from gatepost.errors import ConfigurationError, GatepostError
+from gatepost.net.resolver import Resolver
 from gatepost.service.api.app import create_api, create_pages
 from gatepost.service.api.auth import KeyRing, key_record
 from gatepost.service.api.context import Service
@@ -28,6 +29,9 @@ from gatepost.service.child import LOOPBACK, ParentLine, Place
 from gatepost.service.config import Settings
 from gatepost.service.console.keys import signing_keys
 from gatepost.service.console.pulse import Pulse
+from gatepost.service.doctor.collect import Doctor
+from gatepost.service.doctor.machine import disk_directory
+from gatepost.service.doctor.recent import RecentHosts
 from gatepost.service.effective import (
     check_bind,
     doubts,
@@ -107,16 +111,19 @@ async def open_service(
     observer: Observer | None = None,
     clock: Clock = SYSTEM_CLOCK,
     place: Place | None = None,
+    resolver: Resolver | None = None,
 ) -> AsyncIterator[Running]:
     """A running service, drained and closed on the way out.
 
     `place` says which process of a fleet this is, None: the only one of this machine. `observer` hears of everything beside
-    metrics and log. Raises `ConfigurationError` for what must not start, `StoreError` when the store cannot be opened.
+    metrics and log; `resolver` answers names, None: the system's. Raises `ConfigurationError` for what must not start,
+    `StoreError` when the store cannot be opened.
     """
     phase_limits(settings.policy)
     metrics = Metrics(hosts=settings.metrics.hosts, clock=clock)
     pulse = Pulse(clock)
-    observers: list[Observer] = [metrics, pulse]
+    recent = RecentHosts(clock)
+    observers: list[Observer] = [metrics, pulse, recent]
     if logs is not None:
         observers.append(LogObserver(logs, attempts=settings.log.attempts))
         metrics.watch("gatepost_log_lines_dropped", lambda: logs.dropped)
@@ -131,6 +138,7 @@ async def open_service(
                 settings.database,
                 policy=settings.policy,
                 egress=settings.egress,
+                resolver=resolver,
                 proxy=settings.proxy,
                 observer=Observers(*observers),
                 keys=[key.reveal() for key in settings.keys] or None,
@@ -156,6 +164,14 @@ async def open_service(
             signing_keys=signing_keys(settings),
             pulse=pulse,
             sizes=sizes,
+            doctor=Doctor(
+                dispatcher,
+                dispatcher.store,
+                recent,
+                machine=Place().name(settings.fleet.name),
+                directory=disk_directory(settings.database),
+                clock=clock,
+            ),
             clock=clock,
         )
         watch_dispatcher(metrics, dispatcher, clock)

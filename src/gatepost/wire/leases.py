@@ -81,10 +81,12 @@ class Close(Generic[C]):
 class HostLeases(Generic[C, W]):
     """The machine's state for one host; change it only through `Leases`."""
 
-    __slots__ = ("held", "idle", "in_use", "queues", "waiting")
+    __slots__ = ("held", "idle", "in_use", "open_peak", "queues", "waiting")
 
     def __init__(self) -> None:
         self.in_use = 0
+        self.open_peak = 0
+        """Most connections that were open at once: so many may be opened without any being opened twice."""
         self.idle: dict[C, None] = {}
         self.held: dict[Hashable, int] = {}
         self.queues: OrderedDict[Hashable, OrderedDict[W, int]] = OrderedDict()
@@ -134,6 +136,7 @@ class Leases(Generic[C, W]):
                 if self.open_count < self.connections_max or self._evict():
                     self.open_count += 1
                     self._hold(host, party)
+                    host.open_peak = max(host.open_peak, host.in_use)  # none is idle, else it was reused
                     return OPEN
                 self._starved[host] = None
         self._order += 1
@@ -237,6 +240,7 @@ class Leases(Generic[C, W]):
             waiter, party = self._next_waiter(other)
             self.open_count += 1
             self._hold(other, party)
+            other.open_peak = max(other.open_peak, other.in_use)
             commands.append(Open(waiter))
             if other.waiting and other.in_use < self.per_host_max:
                 starved[other] = None

@@ -22,6 +22,7 @@ from gatepost.errors import GatepostError
 from gatepost.service.api import (
     dead_letters,
     deliveries,
+    doctor,
     endpoints,
     fleet,
     health,
@@ -49,7 +50,18 @@ INGEST_DEADLINES: Final = DeadlinePolicy(default=60.0)
 nothing has time to upload a batch over a slow line; the store answers within `publish_timeout` in any case."""
 
 
-ROUTED: Final = (endpoints, deliveries, dead_letters, tenants, portal_links, policies, policy_pages, fleet, health)
+ROUTED: Final = (
+    endpoints,
+    deliveries,
+    dead_letters,
+    tenants,
+    portal_links,
+    policies,
+    policy_pages,
+    fleet,
+    doctor,
+    health,
+)
 
 
 def create_api(service: Service) -> ingest.App:
@@ -77,7 +89,7 @@ def create_api(service: Service) -> ingest.App:
 
 def create_pages(service: Service) -> FastAPI:
     """What one process of several says about itself on its own port: health, metrics and the fleet's status."""
-    return _serving(_framework((fleet, policy_pages, health)), service)
+    return _serving(_framework((fleet, doctor, policy_pages, health)), service)
 
 
 def _serving(app: FastAPI, service: Service) -> FastAPI:

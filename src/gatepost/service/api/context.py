@@ -15,6 +15,7 @@ from gatepost.dispatch.dispatcher import Dispatcher
 from gatepost.service.api.auth import Caller, KeyRing
 from gatepost.service.api.problems import Problem, not_found
 from gatepost.service.console.pulse import Pulse
+from gatepost.service.doctor.collect import Doctor
 from gatepost.service.gauges import StoreSizes
 from gatepost.service.logs import Logs
 from gatepost.service.metrics import Metrics
@@ -45,6 +46,8 @@ class Service:
     """The last minutes of this process, for the console."""
     sizes: StoreSizes | None = None
     """What the store said of its sizes last."""
+    doctor: Doctor | None = None
+    """Gathers what `gatepost doctor` judges."""
     clock: Clock = SYSTEM_CLOCK
     entropy: Entropy = SYSTEM_ENTROPY
     leaving: bool = field(default=False)
