@@ -23,6 +23,7 @@ _SUMMARIES = {
     "pipeline": "Durable deliveries per second, and what each stage costs.",
     "isolation": "What one bad endpoint costs the healthy ones.",
     "queue": "The store alone: enqueue, peek, settle.",
+    "console": "How long the console's pages take over a million deliveries.",
 }
 
 

@@ -19,8 +19,8 @@ from gatepost.service.console.view import View, ViewDep
 from gatepost.store.rows import DeliveryFilter, DeliveryInfo, Page
 
 PAGE_ROWS: Final = 50
-LOOKS_MAX: Final = 5
-"""A search that finds nothing looks on so often, two thousand rows each time, before it asks whether to."""
+PATIENCE: Final = 0.05
+"""Seconds after which a search that has found nothing asks whether to go on, instead of looking at the next two thousand rows."""
 SOON_US: Final = 60_000_000
 """A list of everybody's deliveries begins this far ahead: other processes' clocks made the newest ids."""
 
@@ -63,10 +63,9 @@ async def deliveries_page(
 async def _look(view: View, where: DeliveryFilter, after: str | None) -> Page[DeliveryInfo]:
     store = view.service.store
     try:
+        began = view.service.clock.monotonic()
         page = await store.deliveries(where, after, PAGE_ROWS)
-        for _ in range(LOOKS_MAX - 1):
-            if page.items or page.next is None:
-                break
+        while not page.items and page.next is not None and view.service.clock.monotonic() - began < PATIENCE:
             page = await store.deliveries(where, page.next, PAGE_ROWS)
     except ConfigurationError:
         raise Problem("invalid_request", "after: leave it out for the first page") from None
