@@ -25,8 +25,10 @@ from gatepost.service.console import (
     endpoint_actions,
     endpoint_page,
     endpoints,
+    fleet_page,
     missing,
     overview,
+    policy_page,
     signin,
     static,
 )
@@ -38,7 +40,18 @@ from gatepost.service.console.view import Refused, SignInFirst, Visit, view_of
 
 log = logging.getLogger("gatepost.console")
 
-PAGES: Final = (overview, endpoints, endpoint_page, endpoint_actions, deliveries, delivery_page, dead_replay, dead_letters)
+PAGES: Final = (
+    overview,
+    endpoints,
+    endpoint_page,
+    endpoint_actions,
+    deliveries,
+    delivery_page,
+    dead_replay,
+    dead_letters,
+    policy_page,
+    fleet_page,
+)
 """Modules with a `router` whose every route needs a session."""
 OPEN: Final = (signin, static)
 """Those that strangers reach."""
