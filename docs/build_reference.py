@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from docs.page_api import render_api
+from docs.page_cli import render_cli
 from docs.page_deadline import render_deadline
 from docs.page_decisions import render_decisions
 from docs.page_metrics import render_metrics
 from docs.page_outcomes import render_outcomes
+from docs.page_python import render_python
 from docs.page_settings import render_settings
 from docs.tables import COMMAND
 
@@ -25,6 +27,8 @@ PAGES = {
     REFERENCE / "decisions.md": render_decisions,
     REFERENCE / "settings.md": render_settings,
     REFERENCE / "api.md": render_api,
+    REFERENCE / "cli.md": render_cli,
+    REFERENCE / "python.md": render_python,
     REFERENCE / "metrics.md": render_metrics,
 }
 

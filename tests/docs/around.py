@@ -43,6 +43,17 @@ def _endpoint(reader: Reader) -> None:
     reader.paste(f"gatepost endpoint create http://127.0.0.1:{reader.port('9000')}/hooks")
 
 
+def _keys_file(reader: Reader) -> None:
+    """`keys`, with a key to seal secrets, which the service reads."""
+    reader.paste('echo "k1:$(head -c 32 /dev/urandom | base64)" > keys; chmod 600 keys')
+    reader.environment["GATEPOST_SECURITY_KEYS_FILE"] = "keys"
+
+
+def _deploy(reader: Reader) -> None:
+    """`deploy/` in the reader's directory."""
+    shutil.copytree(ROOT / "deploy", reader.home / "deploy")
+
+
 def _tenant(reader: Reader) -> None:
     """A tenant `acme`."""
     reader.paste("gatepost tenant create acme")
@@ -74,6 +85,8 @@ AROUND: Final[Mapping[str, Callable[[Reader], None]]] = {
     "keyed service": _keyed_service,
     "url": _url,
     "endpoint": _endpoint,
+    "keys file": _keys_file,
+    "deploy": _deploy,
     "tenant": _tenant,
     "dead letter": _dead_letter,
     "postgres": _postgres,

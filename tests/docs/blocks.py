@@ -7,6 +7,7 @@ Above a block, one of
     <!-- leaves running instead --> the same, after ending what ran before: on another machine
     <!-- until Ctrl-C -->           a program that says something and goes on until it is interrupted
     <!-- exits N -->                the shell's exit code, else 0
+    <!-- soon -->                  it is said again until it prints the text below it
     <!-- types WORD -->             to the question that is asked
     <!-- with NAME, NAME -->        what runs from here on, as below
     <!-- numbers vary -->           what is printed has other numbers each time

@@ -37,7 +37,7 @@ def quick_commands() -> Iterator[Path]:
                 time.sleep(0.02)
             yield directory / "bin"
         finally:
-            server.kill()
+            os.killpg(server.pid, signal.SIGKILL)  # and what it forked, when a command hangs
             server.wait()
 
 

@@ -63,7 +63,7 @@ def publish(
         print_json(answer)
         return
     deliveries = answer["deliveries"]
-    fan_out = "" if deliveries is None else f", {deliveries} deliveries"
+    fan_out = "" if deliveries is None else f", {deliveries} {'delivery' if deliveries == 1 else 'deliveries'}"
     print_line(f"{answer['event_id']}{fan_out}{' (published before under this key)' if answer['duplicate'] else ''}")
 
 

@@ -28,6 +28,7 @@ from gatepost.service.cli.capacity import capacity
 from gatepost.service.cli.migrate import migrate
 from gatepost.service.cli.output import DONE, NOT, USAGE
 from gatepost.service.cli.publish import publish
+from gatepost.service.cli.reseal import reseal
 from gatepost.service.cli.send import send
 from gatepost.service.cli.serve import demo, serve, worker
 from gatepost.service.cli.status import status
@@ -47,6 +48,7 @@ app.command()(migrate)
 app.command()(send)
 app.command()(publish)
 app.command()(capacity)
+endpoint.app.command()(reseal)
 app.add_typer(endpoint.app, name="endpoint")
 app.add_typer(deliveries.app, name="deliveries")
 app.add_typer(dead.app, name="dead")
