@@ -176,7 +176,7 @@ def _chart(series: Mapping[str, Sequence[int]]) -> Markup:
     """Attempts per second over the last minutes, with those that failed in front."""
     attempts = [count / SLOT for count in series["attempts"]]
     failed = [(tried - good) / SLOT for tried, good in zip(series["attempts"], series["delivered"], strict=True)]
-    highest = max(attempts) or 1.0
+    highest = max(attempts)
     step = CHART_WIDTH / SLOTS
     parts = []
     for place, (tried, bad) in enumerate(zip(attempts, failed, strict=True)):
