@@ -98,6 +98,22 @@ class TlsStream:
         return self._outgoing.read() if self._outgoing.pending else b""
 
     @property
+    def version(self) -> str | None:
+        """The protocol's version, `TLSv1.3`."""
+        return self._session.version()
+
+    @property
+    def cipher(self) -> str | None:
+        """The cipher suite's name."""
+        chosen = self._session.cipher()
+        return None if chosen is None else chosen[0]
+
+    @property
+    def certificate(self) -> bytes | None:
+        """The peer's certificate, verified, in DER; None before the handshake is done."""
+        return self._session.getpeercert(binary_form=True)
+
+    @property
     def alpn(self) -> str | None:
         """The protocol the peer chose, None when it chose none."""
         return self._session.selected_alpn_protocol()

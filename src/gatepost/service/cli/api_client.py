@@ -38,6 +38,13 @@ class Answer:
     document: Any
 
 
+@dataclass(frozen=True, slots=True)
+class Unreachable:
+    """Nobody answered."""
+
+    why: str
+
+
 class ApiClient:
     """Calls the API at `url`. Ends the command with a message when the service is not there or refuses.
 
@@ -45,14 +52,14 @@ class ApiClient:
     make many, and close.
     """
 
-    def __init__(self, url: str, key: str | None, *, keep_alive: bool = False) -> None:
+    def __init__(self, url: str, key: str | None, *, keep_alive: bool = False, timeout: float = CALL_TIMEOUT) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or parts.hostname is None:
             fail(f"--url {url!r}: write for example {DEFAULT_URL}")
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._url = url
         self._prefix = parts.path.rstrip("/")
-        self._connection = kind(parts.hostname, parts.port, timeout=CALL_TIMEOUT)
+        self._connection = kind(parts.hostname, parts.port, timeout=timeout)
         self._headers = {"accept": "application/json"} | ({} if keep_alive else {"connection": "close"})
         if key:
             self._headers["authorization"] = f"Bearer {key}"
@@ -78,6 +85,18 @@ class ApiClient:
             data = body if isinstance(body, bytes) else json.dumps(body).encode()
             sent["content-type"] = "application/json"
         status, raw = self._exchange(method, target, data, sent)
+        return self._read(status, raw)
+
+    def look(self, path: str, query: Mapping[str, object] | None = None) -> Answer | Unreachable:
+        """The answer to a GET, or why there is none: for who can do something without a service."""
+        target = path + ("?" + urlencode(query) if query else "")
+        try:
+            status, raw = self._send("GET", target, None, {})
+        except (OSError, http.client.HTTPException) as error:
+            return Unreachable(str(error) or type(error).__name__)
+        return self._read(status, raw)
+
+    def _read(self, status: int, raw: bytes) -> Answer:
         try:
             document = json.loads(raw) if raw else None
         except ValueError:
@@ -93,11 +112,14 @@ class ApiClient:
 
     def _exchange(self, method: str, target: str, data: bytes | None, headers: Mapping[str, str]) -> tuple[int, bytes]:
         try:
-            self._connection.request(method, self._prefix + target, data, {**self._headers, **headers})
-            response = self._connection.getresponse()
-            return response.status, response.read()
+            return self._send(method, target, data, headers)
         except (OSError, http.client.HTTPException) as error:
             fail(f"no service at {self._url} ({error}); start it with `gatepost serve`, or set GATEPOST_URL", NOT)
+
+    def _send(self, method: str, target: str, data: bytes | None, headers: Mapping[str, str]) -> tuple[int, bytes]:
+        self._connection.request(method, self._prefix + target, data, {**self._headers, **headers})
+        response = self._connection.getresponse()
+        return response.status, response.read()
 
     def call(
         self,

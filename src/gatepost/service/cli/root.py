@@ -25,6 +25,7 @@ from gatepost.service.cli import (
     tenant,
 )
 from gatepost.service.cli.capacity import capacity
+from gatepost.service.cli.doctor import doctor
 from gatepost.service.cli.migrate import migrate
 from gatepost.service.cli.output import DONE, NOT, USAGE
 from gatepost.service.cli.publish import publish
@@ -48,6 +49,7 @@ app.command()(migrate)
 app.command()(send)
 app.command()(publish)
 app.command()(capacity)
+app.command()(doctor)
 endpoint.app.command()(reseal)
 app.add_typer(endpoint.app, name="endpoint")
 app.add_typer(deliveries.app, name="deliveries")
