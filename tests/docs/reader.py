@@ -300,7 +300,7 @@ def _environment() -> dict[str, str]:
         **ours,
         "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
         "PYTHONUNBUFFERED": "1",
-        "COLUMNS": "160",
+        "COLUMNS": "80",
         "TERM": "dumb",
         # Not the page's business: the machine that tests it is shared, and late.
         "GATEPOST_INGEST_MAX_LOOP_LAG": "60",

@@ -18,6 +18,9 @@ DONE: Final = 0
 NOT: Final = 1
 USAGE: Final = 2
 
+TABLE_WIDTH_MAX: Final = 1_000
+"""Columns of a terminal line: longer cells, such as a payload, are broken."""
+
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON (ASCII) for programs.")]
 
 
@@ -39,11 +42,17 @@ def print_line(text: str) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
-    """A table; a dash where there is nothing."""
+    """A table; a dash where there is nothing. It may be wider than the terminal: an id that was cut or broken cannot be copied."""
     table = Table(*columns, title=title, title_justify="left", box=None, pad_edge=False)
     for row in rows:
         table.add_row(*("-" if cell is None else str(cell) for cell in row))
-    Console(markup=False, highlight=False).print(table)
+    console = Console(markup=False, highlight=False)
+    natural = console.measure(table, options=console.options.update(width=TABLE_WIDTH_MAX)).maximum
+    console.width = max(console.width, natural)
+    with console.capture() as printed:
+        console.print(table)
+    # Without the blanks that would wrap a line whose last cell is short.
+    print_line("\n".join(line.rstrip() for line in printed.get().splitlines()))
 
 
 def print_fields(fields: Mapping[str, object]) -> None:
