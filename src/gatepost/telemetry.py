@@ -38,6 +38,26 @@ class AttemptObservation:
 
 
 @dataclass(frozen=True, slots=True)
+class SpanIds:
+    """Where one attempt stands in its trace."""
+
+    trace_id: int
+    delivery: int
+    """The span of its delivery, which is its parent."""
+    attempt: int
+    """Its own span."""
+    sampled: bool
+    """Decided at the beginning and told to the receiver; what fails is exported in any case."""
+    tracestate: str = ""
+    """To be sent; empty unless the publisher's own trace goes on."""
+
+    @property
+    def traceparent(self) -> str:
+        """The header for the receiver (W3C Trace Context, section 3.2)."""
+        return f"00-{self.trace_id:032x}-{self.attempt:016x}-{self.sampled:02x}"
+
+
+@dataclass(frozen=True, slots=True)
 class DeliveryObservation:
     """What the dispatcher decided after an attempt."""
 
@@ -55,6 +75,33 @@ class DeliveryObservation:
     waited: float
     """Seconds from due to started."""
     attempt: AttemptObservation | None
+    used: int = 0
+    """Attempts used up before this one."""
+    born_at: int = 0
+    """UTC microseconds by the store's clock, as all below: since when the delivery was to be made."""
+    started_at: int = 0
+    ended_at: int = 0
+    due_at: int | None = None
+    """When the next attempt is due, when there is one."""
+    part: int = 0
+    epoch: int = 0
+    """Of the part, when the attempt began."""
+    worker: str = ""
+    """The process, as it is called in status and in the log of attempts."""
+    policy_version: int = 0
+    """Stored version of the policy in force; 0: nobody has changed it yet."""
+    limits: Mapping[str, tuple[float, str]] | None = None
+    """Seconds of each limit of the attempt, and who set it; the same object as long as nothing changes."""
+    breaker: str | None = None
+    """State of the endpoint's breaker after the attempt."""
+    cap: int | None = None
+    """Attempts in flight that the endpoint may have after it."""
+    body_bytes: int = 0
+    """Size of the payload."""
+    trace: str | None = None
+    """Trace context of the publisher, as `wire.trace_context` keeps it."""
+    span: SpanIds | None = None
+    """Where the attempt stands in its trace; None: nobody traces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,4 +128,39 @@ class Observer(Protocol):
 
     def operational(self, observation: OperationalObservation) -> None:
         """Called for what is neither."""
+        ...
+
+
+class PublishSpan(Protocol):
+    """The span of one publish. Exactly one of `stored` and `failed` ends it."""
+
+    @property
+    def trace(self) -> str | None:
+        """The context to be kept with the event."""
+        ...
+
+    def stored(self, event_id: str, duplicate: bool | None, deliveries: int | None) -> None:
+        """It is durable; as in the receipt."""
+        ...
+
+    def failed(self, error: BaseException) -> None:
+        """It was not taken."""
+        ...
+
+
+class Tracing(Protocol):
+    """Makes spans of publishes, deliveries and attempts. Called on the event loop: quick, and must not raise."""
+
+    def publishing(self, event_type: str, tenant: str, body_bytes: int, given: str | None) -> PublishSpan:
+        """An event is about to be stored. `given`: the context that the caller passed, None: whatever is current."""
+        ...
+
+    def attempt(
+        self, event_id: int, delivery_id: int, endpoint: int, born_at: int, at: int, trace: str | None
+    ) -> SpanIds:
+        """Where the attempt that begins now (`at`, UTC microseconds) stands in its trace."""
+        ...
+
+    def delivery_decided(self, observation: DeliveryObservation) -> None:
+        """As `Observer.delivery_decided`, with `span` set."""
         ...

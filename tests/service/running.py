@@ -57,8 +57,11 @@ async def api(tmp_path: Path, **changes: Any) -> AsyncIterator[Api]:
     if keyed:
         changes["admin_key"] = Secret(ADMIN_KEY)
     headers = {"authorization": f"Bearer {ADMIN_KEY}"} if keyed else {}
+    logs, tracing = changes.pop("logs", None), changes.pop("tracing", None)
+    if "tracing_settings" in changes:
+        changes["tracing"] = changes.pop("tracing_settings")
     async with (
-        open_service(settings_for(tmp_path, **changes)) as running,
+        open_service(settings_for(tmp_path, **changes), logs=logs, tracing=tracing) as running,
         httpx.AsyncClient(base_url=running.url, headers=headers, timeout=PATIENCE) as client,
     ):
         yield Api(running, client)

@@ -212,6 +212,11 @@ class EndpointLimits:
         return self._breaker.state is _CLOSED
 
     @property
+    def breaker_state(self) -> BreakerState:
+        """State of the breaker."""
+        return self._breaker.state
+
+    @property
     def in_flight(self) -> int:
         """Attempts under way."""
         return len(self._starts)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol, assert_never
+from typing import Final, NamedTuple, Protocol, assert_never
 
 from gatepost.clock import Clock, Entropy
 from gatepost.deadline.value import NANOSECONDS, Deadline
@@ -28,9 +28,10 @@ from gatepost.delivery.decide import (
 from gatepost.delivery.ids import DELIVERY, EVENT, encode_id
 from gatepost.delivery.outcome import Blame
 from gatepost.delivery.policy import ClientPolicy
+from gatepost.dispatch.attempt_limits import LimitsTold
 from gatepost.dispatch.bodies import Bodies
 from gatepost.dispatch.catalogue import Catalogue, Listed
-from gatepost.dispatch.limits import DispatchLimits
+from gatepost.dispatch.limits import DispatchLimits, Flying
 from gatepost.dispatch.notices import Notices
 from gatepost.dispatch.policy_watch import PolicyWatch
 from gatepost.dispatch.round import Start
@@ -50,8 +51,9 @@ from gatepost.store.rows import (
     RowKey,
     endpoint_of,
 )
-from gatepost.telemetry import DeliveryObservation, Observer
+from gatepost.telemetry import DeliveryObservation, Observer, SpanIds, Tracing
 from gatepost.wire.phases import SETUP_PHASES
+from gatepost.wire.trace_context import headers_of
 
 BODY_RETRY: Final = 1.0
 """Seconds before a row whose body could not be read is offered again."""
@@ -117,6 +119,14 @@ class Desk(Protocol):
         ...
 
 
+class _Made(NamedTuple):
+    """What is told of an attempt beside its end."""
+
+    started_at: int
+    flying: Flying
+    span: SpanIds | None
+
+
 class AttemptRunner:
     """Runs attempts. `store_time` is UTC microseconds by the store's clock; `worker` names this process in the log of attempts."""
 
@@ -135,6 +145,8 @@ class AttemptRunner:
         entropy: Entropy,
         store_time: Callable[[], int],
         worker: str,
+        policy_version: Callable[[], int] = lambda: 0,
+        tracing: Tracing | None = None,
     ) -> None:
         self._client = client
         self._catalogue = catalogue
@@ -149,6 +161,9 @@ class AttemptRunner:
         self._entropy = entropy
         self._store_time = store_time
         self._worker = worker
+        self._policy_version = policy_version
+        self._tracing = tracing
+        self._told = LimitsTold()
 
     async def run(self, start: Start, epoch: int) -> None:
         """One attempt from start to result. `epoch` is that of the row's part now."""
@@ -190,7 +205,12 @@ class AttemptRunner:
             deadline = None
             if until is not None and start.lane.fifo:  # what is ordered must have ended when the next owner may begin
                 deadline = Deadline.until(round(until * NANOSECONDS), name="part lease", clock=self._clock)
-            attempt = await self._send(listed, event, webhook_id, flying.policy, deadline)
+            span = None
+            if self._tracing is not None:
+                span = self._tracing.attempt(
+                    row.event_id, row.delivery_id, listed.number, row.born_at, started_at, event.trace
+                )
+            attempt = await self._send(listed, event, webhook_id, flying.policy, deadline, span)
             self._watch.ended(flying, listed, attempt)
             closed, ended = self._limits.end(flying, listed, attempt), True
         except asyncio.CancelledError:
@@ -215,13 +235,21 @@ class AttemptRunner:
             u=self._entropy.uniform(),
             breaker_closed=closed,
         )
-        self._carry_out(start, epoch, listed, event, attempt, decision, started_at, ended_at)
+        self._carry_out(start, epoch, listed, event, attempt, decision, _Made(started_at, flying, span), ended_at)
 
     async def _send(
-        self, listed: Listed, event: EventBody, webhook_id: str, policy: ClientPolicy, deadline: Deadline | None
+        self,
+        listed: Listed,
+        event: EventBody,
+        webhook_id: str,
+        policy: ClientPolicy,
+        deadline: Deadline | None,
+        span: SpanIds | None,
     ) -> Attempt:
         endpoint = listed.endpoint
         headers = listed.request_headers(webhook_id, self._clock.wall_us(), event.body)
+        if endpoint.send_trace:
+            headers = _with_trace(headers, event, span)
         return await self._client.deliver_admitted(
             endpoint.url,
             event.body,
@@ -243,7 +271,7 @@ class AttemptRunner:
         event: EventBody,
         attempt: Attempt,
         decision: Decision,
-        started_at: int,
+        made: _Made,
         ended_at: int,
     ) -> None:
         row = start.row
@@ -272,7 +300,7 @@ class AttemptRunner:
                 change = None
             case _ as never:
                 assert_never(never)
-        log = self._log_row(row, listed, attempt, word, started_at)
+        log = self._log_row(row, listed, attempt, word, made.started_at)
         self._desk.finished(start)
         if isinstance(decision, Defer):
             self._desk.deferred(start, decision.until)
@@ -291,8 +319,8 @@ class AttemptRunner:
         disables = isinstance(decision, DeadLetter) and decision.disable is not None
         if listed.endpoint.unverified is not None and attempt.phase not in SETUP_PHASES and not disables:
             self._desk.verified(listed)
-        if self._observer is not None:
-            self._observe(row, listed, event, attempt, decision, word, started_at, ended_at)
+        if self._observer is not None or self._tracing is not None:
+            self._observe(row, epoch, listed, event, attempt, decision, word, made, ended_at)
 
     def _defer(self, start: Start, until: int) -> None:
         self._desk.finished(start)
@@ -304,8 +332,9 @@ class AttemptRunner:
         key = RowKey(row.lane, row.due_at, row.delivery_id)
         self._desk.finished(start)
         self._desk.result(Result(start, epoch, _dead(key, row, row.attempt, Why.WINDOW_OVER, None, None, now), None))
-        if self._observer is not None:
-            self._observe(row, listed, None, None, DeadLetter(Why.WINDOW_OVER, counts=False), "dead_letter", now, now)
+        if self._observer is not None or self._tracing is not None:
+            decision = DeadLetter(Why.WINDOW_OVER, counts=False)
+            self._observe(row, epoch, listed, None, None, decision, "dead_letter", None, now)
 
     def _tell_owner(self, listed: Listed, decision: RetryAt | DeadLetter) -> None:
         endpoint = listed.endpoint
@@ -339,34 +368,74 @@ class AttemptRunner:
     def _observe(
         self,
         row: Row,
+        epoch: int,
         listed: Listed,
         event: EventBody | None,
         attempt: Attempt | None,
         decision: Decision,
         word: str,
-        started_at: int,
+        made: _Made | None,
         ended_at: int,
     ) -> None:
-        assert self._observer is not None
+        """`made` None: nothing was tried."""
         endpoint = listed.endpoint
+        due_at = decision.due if isinstance(decision, RetryAt) else None
+        started_at = ended_at if made is None else made.started_at
+        limits = None if made is None else made.flying.tracked.limits
         try:
-            self._observer.delivery_decided(
-                DeliveryObservation(
-                    encode_id(EVENT, row.event_id),
-                    encode_id(DELIVERY, row.delivery_id),
-                    endpoint.id,
-                    endpoint.tenant,
-                    event.type if event is not None else "",
-                    row.attempt + 1,
-                    word,
-                    decision.why,
-                    (decision.due - ended_at) / 1e6 if isinstance(decision, RetryAt) else None,
-                    max(0, started_at - row.due_at) / 1e6,
-                    None if attempt is None else observation_of(attempt, endpoint.id, endpoint.tenant),
+            span = None if made is None else made.span
+            if span is None and self._tracing is not None:
+                trace = None if event is None else event.trace
+                span = self._tracing.attempt(
+                    row.event_id, row.delivery_id, listed.number, row.born_at, started_at, trace
                 )
+            observation = DeliveryObservation(
+                encode_id(EVENT, row.event_id),
+                encode_id(DELIVERY, row.delivery_id),
+                endpoint.id,
+                endpoint.tenant,
+                event.type if event is not None else "",
+                row.attempt + 1,
+                word,
+                decision.why,
+                None if due_at is None else (due_at - ended_at) / 1e6,
+                max(0, started_at - row.due_at) / 1e6,
+                None if attempt is None else observation_of(attempt, endpoint.id, endpoint.tenant),
+                used=row.attempt,
+                born_at=row.born_at,
+                started_at=started_at,
+                ended_at=ended_at,
+                due_at=due_at,
+                part=row.part,
+                epoch=epoch,
+                worker=self._worker,
+                policy_version=self._policy_version(),
+                limits=None if made is None else self._told.of(listed, made.flying),
+                breaker=None if limits is None else limits.breaker_state,
+                cap=None if limits is None else limits.cap,
+                body_bytes=0 if event is None else len(event.body),
+                trace=None if event is None else event.trace,
+                span=span,
             )
+            if self._observer is not None:
+                self._observer.delivery_decided(observation)
+            if self._tracing is not None:
+                self._tracing.delivery_decided(observation)
         except Exception:  # noqa: BLE001 - users' code: its bug must not end a delivery
             _log.exception("an observer raised; deliveries go on")
+
+
+def _with_trace(headers: Mapping[str, str], event: EventBody, span: SpanIds | None) -> dict[str, str]:
+    """The attempt's own context, or the publisher's where nobody traces here. What the owner set is left alone."""
+    if span is None:
+        own = headers_of(event.trace)
+    elif span.tracestate:
+        own = {"traceparent": span.traceparent, "tracestate": span.tracestate}
+    else:
+        own = {"traceparent": span.traceparent}
+    if any(name.lower() in ("traceparent", "tracestate") for name in headers):
+        return dict(headers)
+    return {**headers, **own}
 
 
 def _dead(key: RowKey, row: Row, attempts: int, why: Why, outcome: str | None, status: int | None, now: int) -> DeadRow:

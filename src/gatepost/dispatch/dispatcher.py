@@ -71,7 +71,7 @@ from gatepost.store.outbox.source import OutboxSource, open_sources
 from gatepost.store.outbox.transactional import TransactionalOutbox
 from gatepost.store.port import Store
 from gatepost.store.rows import SUB_FIFO_FIRST, EnqueueResult, Node, OutboxEvent, Row
-from gatepost.telemetry import Observer, OperationalObservation
+from gatepost.telemetry import Observer, OperationalObservation, PublishSpan, Tracing
 from gatepost.wire.egress import EgressPolicy
 from gatepost.wire.payload import payload_bytes
 
@@ -97,6 +97,7 @@ class Dispatcher:
         entropy: Entropy = SYSTEM_ENTROPY,
         node: str | None = None,
         outboxes: Sequence[OutboxSource] = (),
+        tracing: Tracing | None = None,
     ) -> None:
         self.settings: Final = settings or DispatcherSettings()
         self.store: Final = store
@@ -182,6 +183,8 @@ class Dispatcher:
             entropy,
             self._store_time,
             node,
+            self._policy_version,
+            tracing,
         )
         maintenance = Maintenance(
             store,
@@ -227,6 +230,7 @@ class Dispatcher:
         )
         self._limiter = TenantLimiter(store, self._catalogue, clock)
         self._transactional = TransactionalOutbox()
+        self._tracing = tracing
         self._fan_outs: FanOuts | None = None
         self._intake: Intake | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -289,13 +293,15 @@ class Dispatcher:
         run: bool = False,
         settings: DispatcherSettings | None = None,
         outboxes: Sequence[str] = (),
+        tracing: Tracing | None = None,
     ) -> AbstractAsyncContextManager[Dispatcher]:
         """A dispatcher on the store of `url` (`sqlite:///gatepost.db`, `postgresql://user@host/name`, `memory://`), drained at the end.
 
         `policy`, `egress`, `resolver`, `proxy` and `observer` are those of `DispatchClient`; `keys` seal endpoint secrets in the
         store. `outboxes` are the URLs of producers' databases to follow (`postgresql://…`, `sqlite:///app.db`), where `publish`
-        with a connection writes. `run=True` delivers in the background; otherwise `await gp.run()`. Raises `ConfigurationError`
-        for impossible settings, `StoreLocked` when another dispatcher owns the file, `SchemaMismatch` and `StoreError`.
+        with a connection writes. `tracing` makes spans (`gatepost.contrib.opentelemetry.Tracing`). `run=True` delivers in the
+        background; otherwise `await gp.run()`. Raises `ConfigurationError` for impossible settings, `StoreLocked` when another
+        dispatcher owns the file, `SchemaMismatch` and `StoreError`.
         """
         chosen = settings or DispatcherSettings()
         limits = policy or ClientPolicy()
@@ -309,7 +315,9 @@ class Dispatcher:
             try:
                 store = await open_store(url, keys=keys)
                 try:
-                    dispatcher = cls(store, client, settings=chosen, observer=observer, outboxes=sources)
+                    dispatcher = cls(
+                        store, client, settings=chosen, observer=observer, outboxes=sources, tracing=tracing
+                    )
                     try:
                         await dispatcher.prepare()
                         if run:
@@ -368,6 +376,8 @@ class Dispatcher:
         not_before: datetime | float | None = None,
         content_type: str = "application/json",
         connection: object = None,
+        traceparent: str | None = None,
+        tracestate: str | None = None,
     ) -> Receipt:
         """Store an event and one delivery for each of the tenant's endpoints that take its type; durable when this returns.
 
@@ -379,6 +389,9 @@ class Dispatcher:
         `connection` is yours and in a transaction (asyncpg, psycopg, SQLAlchemy): the event is written to the outbox of *your*
         database, exists once you commit, and is delivered by the dispatcher that has this database among its `outboxes`;
         duplicates and limits are then found there, so `Receipt.duplicate` and `deliveries` are None.
+
+        `traceparent` and `tracestate` (W3C) link the deliveries to the trace of whoever publishes; None: to the span that is
+        current, when this dispatcher traces. A malformed one is left out.
         """
         draft = self._draft(
             type,
@@ -389,12 +402,25 @@ class Dispatcher:
             priority=priority,
             not_before=not_before,
             content_type=content_type,
+            traceparent=traceparent,
+            tracestate=tracestate,
         )
-        if connection is not None:
-            return outbox_receipt(
-                await self._transactional.put_async(connection, outbox_event(draft, self._store_time()))
-            )
-        return await self._ready_intake().publish(draft)
+        span = None
+        if self._tracing is not None:
+            draft, span = _begun(self._tracing, draft)
+        try:
+            if connection is not None:
+                row = outbox_event(draft, self._store_time())
+                receipt = outbox_receipt(await self._transactional.put_async(connection, row))
+            else:
+                receipt = await self._ready_intake().publish(draft)
+        except BaseException as error:
+            if span is not None:
+                span.failed(error)
+            raise
+        if span is not None:
+            span.stored(receipt.event_id, receipt.duplicate, receipt.deliveries)
+        return receipt
 
     def publish_sync(
         self,
@@ -408,6 +434,8 @@ class Dispatcher:
         not_before: datetime | float | None = None,
         content_type: str = "application/json",
         connection: object = None,
+        traceparent: str | None = None,
+        tracestate: str | None = None,
     ) -> Receipt:
         """`publish` for synchronous code in another thread than the dispatcher's loop (a threadpool handler, for example).
 
@@ -425,8 +453,22 @@ class Dispatcher:
                 priority=priority,
                 not_before=not_before,
                 content_type=content_type,
+                traceparent=traceparent,
+                tracestate=tracestate,
             )
-            return outbox_receipt(self._transactional.put(connection, outbox_event(draft, self._store_time())))
+            span = None
+            if self._tracing is not None:
+                draft, span = _begun(self._tracing, draft)
+            try:
+                stored = self._transactional.put(connection, outbox_event(draft, self._store_time()))
+            except BaseException as error:
+                if span is not None:
+                    span.failed(error)
+                raise
+            receipt = outbox_receipt(stored)
+            if span is not None:
+                span.stored(receipt.event_id, None, None)
+            return receipt
         loop = self._loop
         if loop is None:
             self._ready_intake()  # says how to open one
@@ -442,6 +484,8 @@ class Dispatcher:
             priority=priority,
             not_before=not_before,
             content_type=content_type,
+            traceparent=traceparent,
+            tracestate=tracestate,
         )
         return asyncio.run_coroutine_threadsafe(publishing, loop).result()
 
@@ -455,7 +499,15 @@ class Dispatcher:
                 outcomes.append(None)
             except (TypeError, ValueError) as error:
                 outcomes.append(error)
-        stored = iter(await self._ready_intake().publish_many(drafts))
+        spans: list[PublishSpan] = []
+        if self._tracing is not None:
+            for at, draft in enumerate(drafts):
+                drafts[at], span = _begun(self._tracing, draft)
+                spans.append(span)
+        results = await self._ready_intake().publish_many(drafts)
+        for span, result in zip(spans, results, strict=bool(spans)):
+            _end(span, result)
+        stored = iter(results)
         return [next(stored) if outcome is None else outcome for outcome in outcomes]
 
     def _draft(
@@ -469,6 +521,8 @@ class Dispatcher:
         priority: str = "normal",
         not_before: datetime | float | None = None,
         content_type: str = "application/json",
+        traceparent: str | None = None,
+        tracestate: str | None = None,
     ) -> EventDraft:
         draft = draft_event(
             type,
@@ -481,6 +535,8 @@ class Dispatcher:
             content_type=content_type,
             max_payload=self.settings.max_payload,
             now_us=self._store_time(),
+            traceparent=traceparent,
+            tracestate=tracestate,
         )
         if draft.sub >= SUB_FIFO_FIRST and self.store.capabilities.shared:
             check_ordered(self._catalogue.takers(draft.tenant, draft.type))
@@ -654,6 +710,9 @@ class Dispatcher:
     async def _move_rollout(self) -> None:
         await self.rollout.run()  # made after the loops were listed
 
+    def _policy_version(self) -> int:
+        return self.policies.version
+
     def _owns(self, number: int) -> bool:
         return number % self.store.capabilities.parts in self._leases.epochs
 
@@ -694,3 +753,15 @@ class Dispatcher:
             policy=listed.policy,
             tls=listed.tls,
         )
+
+
+def _begun(tracing: Tracing, draft: EventDraft) -> tuple[EventDraft, PublishSpan]:
+    span = tracing.publishing(draft.type, draft.tenant, len(draft.body), draft.trace)
+    return replace(draft, trace=span.trace), span
+
+
+def _end(span: PublishSpan, result: Receipt | Exception) -> None:
+    if isinstance(result, Receipt):
+        span.stored(result.event_id, result.duplicate, result.deliveries)
+    else:
+        span.failed(result)

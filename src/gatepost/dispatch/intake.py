@@ -26,6 +26,7 @@ from gatepost.dispatch.tenant_limits import TenantLimiter
 from gatepost.errors import IdempotencyConflict, LimitExceeded, Overloaded
 from gatepost.store.port import DeliveryStore
 from gatepost.store.rows import EnqueueResult, EventBody, NewEvent, OutboxEvent, Row
+from gatepost.wire.trace_context import recheck_context
 
 BATCH_EVENTS_MAX: Final = 250
 BATCH_BYTES_MAX: Final = 4 * 1_048_576
@@ -212,6 +213,7 @@ class Intake:
             created_at=due,  # the delivery window begins when the event may first be tried
             targets=plan.targets,
             fan_out=plan.rest,
+            trace=draft.trace,
         )
         return event, plan.deliveries
 
@@ -236,6 +238,7 @@ class Intake:
             targets=plan.targets,
             outbox_id=event.outbox_id or None,  # 0: from a producer's database
             fan_out=plan.rest,
+            trace=recheck_context(event.trace),
         )
 
     # -------------------------------------------------------------------------------------------- coalescing
@@ -363,7 +366,9 @@ class Intake:
                 self._fan_outs.look()
             if event.targets:
                 if event.targets[0].due_at <= now:
-                    body = EventBody(event.event_id, event.tenant, event.type, event.content_type, event.body)
+                    body = EventBody(
+                        event.event_id, event.tenant, event.type, event.content_type, event.body, event.trace
+                    )
                     self._bodies.put(body, len(event.targets))
                 for lane, part, delivery_id, due_at in event.targets:
                     rows.append(Row(lane, due_at, delivery_id, event.event_id, 0, due_at, part))

@@ -16,6 +16,7 @@ from gatepost.errors import ConfigurationError, PayloadTooLarge
 from gatepost.store.rows import SUB_BULK, SUB_FIFO_FIRST, SUB_HIGH, SUB_NORMAL, OutboxEvent
 from gatepost.wire.headers import check_value
 from gatepost.wire.payload import payload_bytes
+from gatepost.wire.trace_context import kept_context
 
 MAX_PAYLOAD: Final = 1_048_576
 """Bytes of one event's payload by default; Standard Webhooks recommends under 20 kB."""
@@ -43,6 +44,8 @@ class EventDraft:
     priority: Priority
     not_before: int | None
     """UTC microseconds."""
+    trace: str | None = None
+    """Trace context it was published under, as `wire.trace_context` keeps it."""
 
     @property
     def sub(self) -> int:
@@ -62,8 +65,10 @@ def draft_event(
     content_type: str,
     max_payload: int,
     now_us: int,
+    traceparent: str | None = None,
+    tracestate: str | None = None,
 ) -> EventDraft:
-    """The checked event. `not_before` is a time with its zone, or seconds since 1970.
+    """The checked event. `not_before` is a time with its zone, or seconds since 1970. A malformed trace context is left out.
 
     Raises `PayloadTooLarge`, `ConfigurationError`, `ValueError` or `TypeError`, each saying what to write instead.
     """
@@ -96,6 +101,7 @@ def draft_event(
         ordering_key,
         _priority(priority, ordering_key),
         _when(not_before, now_us),
+        None if traceparent is None else kept_context(traceparent, tracestate),
     )
 
 

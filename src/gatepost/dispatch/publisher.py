@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
+from dataclasses import replace
 from datetime import datetime
 
 from gatepost.clock import SYSTEM_CLOCK, Clock
@@ -19,6 +20,7 @@ from gatepost.errors import ConfigurationError
 from gatepost.store.outbox.open import Outbox, open_outbox
 from gatepost.store.outbox.transactional import TransactionalOutbox
 from gatepost.store.rows import OutboxEvent
+from gatepost.telemetry import Tracing
 
 
 class Publisher:
@@ -28,10 +30,16 @@ class Publisher:
     """
 
     def __init__(
-        self, outbox: Outbox | None = None, *, max_payload: int = MAX_PAYLOAD, clock: Clock = SYSTEM_CLOCK
+        self,
+        outbox: Outbox | None = None,
+        *,
+        max_payload: int = MAX_PAYLOAD,
+        tracing: Tracing | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._outbox = outbox
         self._max_payload = max_payload
+        self._tracing = tracing
         self._clock = clock
         self._transactional = TransactionalOutbox()
 
@@ -39,8 +47,11 @@ class Publisher:
         return f"<Publisher {'of transactions' if self._outbox is None else repr(self._outbox)}>"
 
     @classmethod
-    def open(cls, url: str, *, max_payload: int = MAX_PAYLOAD) -> AbstractAsyncContextManager[Publisher]:
-        """For asyncio. `url` is `sqlite:///path` or `postgresql://…` (needs asyncpg), the dispatcher's own.
+    def open(
+        cls, url: str, *, max_payload: int = MAX_PAYLOAD, tracing: Tracing | None = None
+    ) -> AbstractAsyncContextManager[Publisher]:
+        """For asyncio. `url` is `sqlite:///path` or `postgresql://…` (needs asyncpg), the dispatcher's own. `tracing` makes a span of
+        each publish (`gatepost.contrib.opentelemetry.Tracing`).
 
         Raises `ConfigurationError`, `SchemaMismatch`, `StoreError`.
         """
@@ -50,14 +61,16 @@ class Publisher:
             outbox = open_outbox(url)
             try:
                 await outbox.prepare_async()
-                yield cls(outbox, max_payload=max_payload)
+                yield cls(outbox, max_payload=max_payload, tracing=tracing)
             finally:
                 await outbox.aclose()
 
         return opened()
 
     @classmethod
-    def open_sync(cls, url: str, *, max_payload: int = MAX_PAYLOAD) -> AbstractContextManager[Publisher]:
+    def open_sync(
+        cls, url: str, *, max_payload: int = MAX_PAYLOAD, tracing: Tracing | None = None
+    ) -> AbstractContextManager[Publisher]:
         """For synchronous code: no event loop and no thread. PostgreSQL needs psycopg. Raises as `open`."""
 
         @contextmanager
@@ -65,7 +78,7 @@ class Publisher:
             outbox = open_outbox(url)
             try:
                 outbox.prepare()
-                yield cls(outbox, max_payload=max_payload)
+                yield cls(outbox, max_payload=max_payload, tracing=tracing)
             finally:
                 outbox.close()
 
@@ -83,17 +96,44 @@ class Publisher:
         not_before: datetime | float | None = None,
         content_type: str = "application/json",
         connection: object = None,
+        traceparent: str | None = None,
+        tracestate: str | None = None,
     ) -> Receipt:
         """Store one event; durable when this returns. Calls that wait together are committed together.
 
         `connection` is yours and in a transaction (asyncpg, psycopg, SQLAlchemy): the event is written there, and exists once
         you commit. Raises what `Dispatcher.publish` raises for bad arguments, and `StoreFull` or `StoreError`; then nothing
-        was stored.
+        was stored. `traceparent` and `tracestate` link its deliveries to the trace of whoever publishes; None: what `tracing` finds.
         """
-        event = self._event(type, payload, tenant, idempotency_key, ordering_key, priority, not_before, content_type)
-        if connection is not None:
-            return outbox_receipt(await self._transactional.put_async(connection, event))
-        return outbox_receipt(await self._store().put_async(event))
+        event = self._event(
+            type,
+            payload,
+            tenant,
+            idempotency_key,
+            ordering_key,
+            priority,
+            not_before,
+            content_type,
+            traceparent,
+            tracestate,
+        )
+        span = None
+        if self._tracing is not None:
+            span = self._tracing.publishing(event.type, event.tenant, len(event.body), event.trace)
+            event = replace(event, trace=span.trace)
+        try:
+            if connection is not None:
+                stored = await self._transactional.put_async(connection, event)
+            else:
+                stored = await self._store().put_async(event)
+        except BaseException as error:
+            if span is not None:
+                span.failed(error)
+            raise
+        receipt = outbox_receipt(stored)
+        if span is not None:
+            span.stored(receipt.event_id, None, None)
+        return receipt
 
     def publish_sync(
         self,
@@ -107,15 +147,39 @@ class Publisher:
         not_before: datetime | float | None = None,
         content_type: str = "application/json",
         connection: object = None,
+        traceparent: str | None = None,
+        tracestate: str | None = None,
     ) -> Receipt:
         """`publish` without an event loop; blocks for one commit, at most 5 s behind other writers.
 
         `connection` is yours and in a transaction (sqlite3, psycopg, SQLAlchemy, Django): one INSERT, committed with it.
         """
-        event = self._event(type, payload, tenant, idempotency_key, ordering_key, priority, not_before, content_type)
-        if connection is not None:
-            return outbox_receipt(self._transactional.put(connection, event))
-        return outbox_receipt(self._store().put(event))
+        event = self._event(
+            type,
+            payload,
+            tenant,
+            idempotency_key,
+            ordering_key,
+            priority,
+            not_before,
+            content_type,
+            traceparent,
+            tracestate,
+        )
+        span = None
+        if self._tracing is not None:
+            span = self._tracing.publishing(event.type, event.tenant, len(event.body), event.trace)
+            event = replace(event, trace=span.trace)
+        try:
+            stored = self._store().put(event) if connection is None else self._transactional.put(connection, event)
+        except BaseException as error:
+            if span is not None:
+                span.failed(error)
+            raise
+        receipt = outbox_receipt(stored)
+        if span is not None:
+            span.stored(receipt.event_id, None, None)
+        return receipt
 
     def _event(
         self,
@@ -127,6 +191,8 @@ class Publisher:
         priority: str,
         not_before: datetime | float | None,
         content_type: str,
+        traceparent: str | None,
+        tracestate: str | None,
     ) -> OutboxEvent:
         now = self._clock.wall_us()
         draft = draft_event(
@@ -140,6 +206,8 @@ class Publisher:
             content_type=content_type,
             max_payload=self._max_payload,
             now_us=now,
+            traceparent=traceparent,
+            tracestate=tracestate,
         )
         return outbox_event(draft, now)
 
@@ -165,6 +233,7 @@ def outbox_event(draft: EventDraft, now: int) -> OutboxEvent:
         priority=draft.priority,
         not_before=draft.not_before,
         created_at=now,
+        trace=draft.trace,
     )
 
 

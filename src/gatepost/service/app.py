@@ -41,12 +41,14 @@ from gatepost.service.effective import (
     phase_limits,
 )
 from gatepost.service.gauges import StoreSizes, watch_dispatcher, watch_store
+from gatepost.service.heap import keep_heap_quiet
 from gatepost.service.logs import LogObserver, Logs
 from gatepost.service.metrics import Metrics
 from gatepost.service.notify import READY, STOPPING, notify
 from gatepost.service.observers import Observers
+from gatepost.service.tracing import open_tracing
 from gatepost.store.port import Registry
-from gatepost.telemetry import Observer
+from gatepost.telemetry import Observer, Tracing
 
 Result = TypeVar("Result")
 
@@ -112,12 +114,13 @@ async def open_service(
     clock: Clock = SYSTEM_CLOCK,
     place: Place | None = None,
     resolver: Resolver | None = None,
+    tracing: Tracing | None = None,
 ) -> AsyncIterator[Running]:
     """A running service, drained and closed on the way out.
 
     `place` says which process of a fleet this is, None: the only one of this machine. `observer` hears of everything beside
-    metrics and log; `resolver` answers names, None: the system's. Raises `ConfigurationError` for what must not start,
-    `StoreError` when the store cannot be opened.
+    metrics and log; `resolver` answers names, None: the system's; `tracing` makes the spans, None: as `settings.tracing`
+    says. Raises `ConfigurationError` for what must not start, `StoreError` when the store cannot be opened.
     """
     phase_limits(settings.policy)
     metrics = Metrics(hosts=settings.metrics.hosts, clock=clock)
@@ -125,7 +128,7 @@ async def open_service(
     recent = RecentHosts(clock)
     observers: list[Observer] = [metrics, pulse, recent]
     if logs is not None:
-        observers.append(LogObserver(logs, attempts=settings.log.attempts))
+        observers.append(LogObserver(logs, attempts=settings.log.attempts, sample_healthy=settings.log.sample_healthy))
         metrics.watch("gatepost_log_lines_dropped", lambda: logs.dropped)
     if observer is not None:
         observers.append(observer)
@@ -133,6 +136,8 @@ async def open_service(
         place = place or Place()
         listener, own = _listeners(settings, place, stack)
         address = _url_of(settings.listen.host if own is None else LOOPBACK, own or listener)
+        if tracing is None:
+            tracing = await stack.enter_async_context(open_tracing(settings.tracing))
         dispatcher = await stack.enter_async_context(
             Dispatcher.open(
                 settings.database,
@@ -144,6 +149,7 @@ async def open_service(
                 keys=[key.reveal() for key in settings.keys] or None,
                 settings=_dispatcher_settings(settings, place, address),
                 outboxes=settings.outboxes,
+                tracing=tracing,
             )
         )
         keys = KeyRing(dispatcher.store, clock, open_on_loopback=not place.public or is_loopback(settings.listen.host))
@@ -269,8 +275,10 @@ async def _serve(settings: Settings, logs: Logs, ready: Callable[[Running], None
             if ready is not None:
                 ready(running)
             stopping = _start(stop.wait(), "stop")
+            heap = _start(keep_heap_quiet(), "heap")
             await asyncio.wait({stopping, running.serving}, return_when=asyncio.FIRST_COMPLETED)
             stopping.cancel()
+            heap.cancel()
             failed = not stop.is_set()
             if place.parent is None:
                 notify(STOPPING, os.environ)

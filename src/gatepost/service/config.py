@@ -27,6 +27,7 @@ from gatepost.net.proxy import ProxyConfig
 from gatepost.net.tls import TLSProfile
 from gatepost.service.config_sources import Given, read_sources
 from gatepost.service.settings_table import BY_PATH
+from gatepost.service.tracing import TracingSettings
 from gatepost.store.outbox.source import open_sources
 from gatepost.store.postgres.address import SCHEMES as POSTGRES_SCHEMES
 from gatepost.store.rows import Retention
@@ -76,6 +77,7 @@ class LogSettings:
 
     format: Literal["auto", "json", "console"] = "auto"
     attempts: Literal["all", "failures", "none"] = "all"
+    sample_healthy: float = 1.0
     level: Literal["debug", "info", "warning", "error"] = "info"
 
 
@@ -121,6 +123,7 @@ class Settings:
     fleet: FleetSettings = FleetSettings()
     log: LogSettings = LogSettings()
     metrics: MetricsSettings = MetricsSettings()
+    tracing: TracingSettings = field(default_factory=TracingSettings)
     sources: Mapping[str, str] = field(default_factory=dict)
     """Setting path to who gave it; built-in and derived ones are absent."""
     doubts: tuple[str, ...] = ()
@@ -179,13 +182,35 @@ def load_settings(
         admin_key=_admin_key(given),
         keys=_store_keys(given),
         fleet=_fleet(given),
-        log=LogSettings(**_section_with_defaults(given, "log")),
+        log=_log(given),
+        tracing=_tracing(given),
         metrics=MetricsSettings(
             _positive("metrics.hosts", _get(given, "metrics.hosts")), _get(given, "metrics.public")
         ),
         sources={path: value.source for path, value in given.items()},
         doubts=tuple(f"policy: {warning.message}" for warning in caught),
     )
+
+
+def _log(given: Mapping[str, Given]) -> LogSettings:
+    values = _section_with_defaults(given, "log")
+    return LogSettings(**{**values, "sample_healthy": _share("log.sample_healthy", values["sample_healthy"])})
+
+
+def _tracing(given: Mapping[str, Given]) -> TracingSettings:
+    values = _section_with_defaults(given, "tracing")
+    endpoint = urlsplit(values["endpoint"])
+    if endpoint.scheme not in ("http", "https") or not endpoint.hostname:
+        raise ConfigurationError(
+            f"tracing.endpoint={values['endpoint']!r}: write the OTLP/HTTP URL of a collector, such as http://127.0.0.1:4318/v1/traces"
+        )
+    return TracingSettings(**{**values, "sample": _share("tracing.sample", values["sample"])})
+
+
+def _share(path: str, value: float) -> float:
+    if not 0.0 <= value <= 1.0:
+        raise ConfigurationError(f"{path}={value!r}: write a share from 0 to 1, such as 0.1")
+    return float(value)
 
 
 def open_files_limit(raise_it: bool = False) -> int:

@@ -12,19 +12,28 @@ from json.encoder import encode_basestring_ascii
 from typing import Final, Protocol
 
 from gatepost.telemetry import AttemptObservation, DeliveryObservation
+from gatepost.wire.trace_context import read_context
 
 Value = str | int | float | bool | None
 
 quote = encode_basestring_ascii
+
+LIMITS_KEPT_MAX: Final = 4_096
+"""Texts of limits remembered, as many as the dispatcher keeps sets of limits; emptied when full."""
 
 
 class LineFormat(Protocol):
     """Turns values into one line without a newline."""
 
     def attempt(
-        self, stamp: str, level: str, observation: AttemptObservation, decision: DeliveryObservation | None
+        self,
+        stamp: str,
+        level: str,
+        observation: AttemptObservation,
+        decision: DeliveryObservation | None,
+        sample_rate: float,
     ) -> str:
-        """The wide line of one attempt."""
+        """The wide line of one attempt. `sample_rate`: the share of such lines that is written."""
         ...
 
     def entry(self, stamp: str, level: str, event: str, message: str, fields: Mapping[str, Value]) -> str:
@@ -52,10 +61,20 @@ class Stamp:
 class JsonFormat:
     """One JSON object a line."""
 
-    __slots__ = ()
+    __slots__ = ("_due", "_limits")
+
+    def __init__(self) -> None:
+        self._due = Stamp()
+        self._limits: dict[int, tuple[Mapping[str, tuple[float, str]], str]] = {}
+        """Texts of limits, by the identity of what is told with attempt after attempt."""
 
     def attempt(
-        self, stamp: str, level: str, observation: AttemptObservation, decision: DeliveryObservation | None
+        self,
+        stamp: str,
+        level: str,
+        observation: AttemptObservation,
+        decision: DeliveryObservation | None,
+        sample_rate: float,
     ) -> str:
         """Written by hand: half the cost of building a dict for `json.dumps`."""
         o = observation
@@ -69,17 +88,35 @@ class JsonFormat:
             f'"retry_safety":"{o.retry_safety}","blame":"{o.blame}","host":{quote(o.host)},"address":{address},'
             f'"endpoint_id":{_text(o.endpoint_id)},"tenant":{_text(o.tenant)},"elapsed_ms":{o.elapsed * 1e3:.3f},'
             f'"phases_ms":{{{phases}}},"reused":{_flag(o.reused)},"stale_retry":{_flag(o.stale_retry)},'
-            f'"bytes_sent":{o.bytes_sent},"body_fault":{fault},"lagged":{_flag(o.lagged)}'
+            f'"bytes_sent":{o.bytes_sent},"body_fault":{fault},"lagged":{_flag(o.lagged)},"sample_rate":{sample_rate:g}'
         )
         if decision is None:
             return line + "}"
         d = decision
         delay = "null" if d.delay is None else f"{d.delay:.3f}"
+        due = "null" if d.due_at is None else f'"{self._due(d.due_at)}"'
+        breaker = "null" if d.breaker is None else f'"{d.breaker}"'
+        cap = "null" if d.cap is None else d.cap
+        trace_id, span_id = _trace_ids(d)
         return (
             f'{line},"event_id":"{d.event_id}","delivery_id":"{d.delivery_id}","event_type":{quote(d.event_type)},'
             f'"attempt":{d.attempt_number},"waited_ms":{d.waited * 1e3:.3f},"decision":"{d.decision}",'
-            f'"why":"{d.why}","delay_s":{delay}}}'
+            f'"why":"{d.why}","delay_s":{delay},"due_at":{due},"policy_version":{d.policy_version},'
+            f'"limits":{self._limits_text(d.limits)},"breaker":{breaker},"cap":{cap},"part":{d.part},"epoch":{d.epoch},'
+            f'"worker":{quote(d.worker)},"body_bytes":{d.body_bytes},"trace_id":{trace_id},"span_id":{span_id}}}'
         )
+
+    def _limits_text(self, limits: Mapping[str, tuple[float, str]] | None) -> str:
+        if limits is None:
+            return "null"
+        known = self._limits.get(id(limits))
+        if known is not None and known[0] is limits:
+            return known[1]
+        if len(self._limits) >= LIMITS_KEPT_MAX:
+            self._limits.clear()
+        text = json.dumps({name: list(value) for name, value in limits.items()}, separators=(",", ":"))
+        self._limits[id(limits)] = (limits, text)
+        return text
 
     def entry(self, stamp: str, level: str, event: str, message: str, fields: Mapping[str, Value]) -> str:
         """A line with `fields` beside the fixed ones; a field never replaces a fixed one."""
@@ -91,12 +128,17 @@ _LEVELS: Final = {"debug": "DBG", "info": "INF", "warning": "WRN", "error": "ERR
 
 
 class ConsoleFormat:
-    """`time LEVEL event key=value …`, for a terminal."""
+    """`time LEVEL event key=value …`, for a terminal. What the other form says of limits, owners and traces is left out."""
 
     __slots__ = ()
 
     def attempt(
-        self, stamp: str, level: str, observation: AttemptObservation, decision: DeliveryObservation | None
+        self,
+        stamp: str,
+        level: str,
+        observation: AttemptObservation,
+        decision: DeliveryObservation | None,
+        sample_rate: float,
     ) -> str:
         """The outcome and the slowest phase first, ids last."""
         o = observation
@@ -124,6 +166,8 @@ class ConsoleFormat:
             words.append(f"endpoint_id={_plain(o.endpoint_id)}")
         if o.tenant is not None:
             words.append(f"tenant={_plain(o.tenant)}")
+        if sample_rate != 1.0:
+            words.append(f"sample_rate={sample_rate:g}")
         return " ".join(words)
 
     def entry(self, stamp: str, level: str, event: str, message: str, fields: Mapping[str, Value]) -> str:
@@ -131,6 +175,15 @@ class ConsoleFormat:
         pairs = "".join(f" {name}={_plain(str(value))}" for name, value in fields.items() if value is not None)
         shown = message if message.isprintable() else quote(message)
         return f"{stamp[11:23]} {_LEVELS.get(level, level)} {event} {shown}{pairs}"
+
+
+def _trace_ids(observation: DeliveryObservation) -> tuple[str, str]:
+    """Where the attempt is found among traces: its own span, or the publisher's trace where nobody makes spans here."""
+    span = observation.span
+    if span is not None:
+        return f'"{span.trace_id:032x}"', f'"{span.attempt:016x}"'
+    publisher = read_context(observation.trace)
+    return ("null" if publisher is None else f'"{publisher.trace_id:032x}"'), "null"
 
 
 def _flag(value: bool) -> str:

@@ -10,6 +10,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from typing import Final, Literal, TextIO
+from zlib import crc32
 
 from gatepost.clock import SYSTEM_CLOCK, Clock
 from gatepost.service.line_writer import LineWriter
@@ -22,6 +23,8 @@ _LEVELS: Final = {
     "warning": logging.WARNING,
     "error": logging.ERROR,
 }
+SAMPLE_RANGE: Final = 1 << 32
+"""Of the checksum by which deliveries are chosen."""
 _NOISY: Final = ("uvicorn", "asyncio")
 """Libraries whose own chatter below a warning says nothing an operator needs."""
 
@@ -68,10 +71,16 @@ class Logs:
         for name, value, source in rows:
             self._writer.write(f"    {name:<{width}}  {value!s:<10} {source}".rstrip())
 
-    def attempt(self, level: str, observation: AttemptObservation, decision: DeliveryObservation | None) -> None:
-        """Write the line of one attempt."""
+    def attempt(
+        self,
+        level: str,
+        observation: AttemptObservation,
+        decision: DeliveryObservation | None,
+        sample_rate: float = 1.0,
+    ) -> None:
+        """Write the line of one attempt, one of `sample_rate` of its kind."""
         stamp = self._stamp(self._clock.wall_us())
-        self._writer.write(self._format.attempt(stamp, level, observation, decision))
+        self._writer.write(self._format.attempt(stamp, level, observation, decision, sample_rate))
 
     def take_over(self) -> None:
         """Route the standard library's logging, and warnings, here. Undone by `close`."""
@@ -97,16 +106,24 @@ class Logs:
 
 
 class LogObserver:
-    """One line per attempt.
+    """One line per attempt; of what was delivered at the first attempt, of the share `sample_healthy` of deliveries, always the same
+    ones. A delivery that had failed before is shown to its end.
 
     In a dispatcher every attempt is followed by a decision, and the line is written then (`with_decisions=True`); a bare
     client has no decisions, and the line is written when the attempt ends.
     """
 
     def __init__(
-        self, logs: Logs, *, attempts: Literal["all", "failures", "none"] = "all", with_decisions: bool = True
+        self,
+        logs: Logs,
+        *,
+        attempts: Literal["all", "failures", "none"] = "all",
+        sample_healthy: float = 1.0,
+        with_decisions: bool = True,
     ) -> None:
         self._logs = logs
+        self._sample = sample_healthy
+        self._sample_below = sample_healthy * SAMPLE_RANGE
         self._healthy = attempts == "all"
         self._failed = attempts != "none"
         self._with_decisions = with_decisions
@@ -146,9 +163,14 @@ class LogObserver:
     def _write(self, observation: AttemptObservation, decision: DeliveryObservation | None) -> None:
         if observation.delivered:
             if self._healthy:
-                self._logs.attempt("info", observation, decision)
+                rate = 1.0 if decision is None or decision.used else self._sample
+                if rate == 1.0 or (decision is not None and self._is_chosen(decision)):
+                    self._logs.attempt("info", observation, decision, rate)
         elif self._failed:
             self._logs.attempt("warning", observation, decision)
+
+    def _is_chosen(self, decision: DeliveryObservation) -> bool:
+        return crc32(decision.delivery_id.encode()) < self._sample_below
 
 
 class _Handler(logging.Handler):

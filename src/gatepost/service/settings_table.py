@@ -207,8 +207,39 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     Setting("security.keys_file", Kind.TEXT, None, "File that holds keys, one a line."),
     Setting("log.format", Kind.TEXT, "auto", "auto: console on a terminal, else json.", ("auto", "json", "console")),
     Setting("log.attempts", Kind.TEXT, "all", "Which attempts get a log line.", ("all", "failures", "none")),
+    Setting(
+        "log.sample_healthy",
+        Kind.NUMBER,
+        1.0,
+        "Share of deliveries whose delivered attempts get a log line, 0 to 1, always the same ones; failures are never left out.",
+    ),
     Setting("log.level", Kind.TEXT, "info", "Lowest level of other lines.", ("debug", "info", "warning", "error")),
     Setting("metrics.hosts", Kind.COUNT, 100, "Hosts that get labels of their own."),
+    Setting(
+        "tracing.enabled",
+        Kind.FLAG,
+        False,
+        "Make OpenTelemetry spans of publishes, deliveries and attempts; needs gatepost[otel].",
+    ),
+    Setting(
+        "tracing.endpoint",
+        Kind.TEXT,
+        "http://127.0.0.1:4318/v1/traces",
+        "Where spans are sent: OTLP over HTTP (protobuf). OTEL_EXPORTER_OTLP_HEADERS is read for its credentials.",
+    ),
+    Setting(
+        "tracing.sample",
+        Kind.NUMBER,
+        0.1,
+        "Share of traces that is sent, 0 to 1, unless the publisher has decided; failed attempts are always sent.",
+    ),
+    Setting(
+        "tracing.deliveries",
+        Kind.TEXT,
+        "linked",
+        "linked: a delivery is a trace of its own with a link to its publisher's span; child: it goes on in the publisher's trace.",
+        ("linked", "child"),
+    ),
     Setting("metrics.public", Kind.FLAG, False, "Serve /metrics without an API key although keys exist."),
 )
 

@@ -112,17 +112,17 @@ class Ingest:
             check_text("Idempotency-Key", key)
             if event.idempotency_key is not None and event.idempotency_key != key:
                 raise Problem("invalid_request", "idempotency_key and the header Idempotency-Key differ; leave one out")
-        receipt = await self._publish(caller, event, event.idempotency_key or key)
+        receipt = await self._publish(caller, event, event.idempotency_key or key, headers)
         return _answer(_receipt_view(receipt), replayed=receipt.duplicate is True)
 
-    async def _batch(self, caller: Caller, _: Headers, body: bytes) -> Answer:
+    async def _batch(self, caller: Caller, headers: Headers, body: bytes) -> Answer:
         events = read_batch(body)
         # Tenants first: a batch that reaches for another tenant's data is refused before anything is stored.
         for event in events:
             caller.tenant_for(event.tenant)
-        return _answer({"results": await publish_batch(self._service, caller, events)})
+        return _answer({"results": await publish_batch(self._service, caller, events, headers)})
 
-    async def _publish(self, caller: Caller, event: EventBody, key: str | None) -> Receipt:
+    async def _publish(self, caller: Caller, event: EventBody, key: str | None, headers: Headers) -> Receipt:
         receipt = await self._service.dispatcher.publish(
             event.type,
             event.payload,
@@ -132,13 +132,17 @@ class Ingest:
             priority=event.priority,
             not_before=event.not_before,
             content_type=event.content_type,
+            traceparent=headers.get("traceparent"),
+            tracestate=headers.get("tracestate"),
         )
         self._service.metrics.count_ingest("duplicate" if receipt.duplicate else "accepted")
         return receipt
 
 
-async def publish_batch(service: Service, caller: Caller, events: list[EventBody]) -> list[dict[str, Any]]:
-    """A receipt or a problem for each event, in order."""
+async def publish_batch(
+    service: Service, caller: Caller, events: list[EventBody], headers: Headers
+) -> list[dict[str, Any]]:
+    """A receipt or a problem for each event, in order. The request's trace context is that of each."""
     answers = await service.dispatcher.publish_batch(
         [
             {
@@ -150,6 +154,8 @@ async def publish_batch(service: Service, caller: Caller, events: list[EventBody
                 "priority": event.priority,
                 "not_before": event.not_before,
                 "content_type": event.content_type,
+                "traceparent": headers.get("traceparent"),
+                "tracestate": headers.get("tracestate"),
             }
             for event in events
         ]
