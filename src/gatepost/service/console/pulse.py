@@ -7,6 +7,7 @@ fit is missing from a ranking, never from a sum. Read by the overview, in this p
 from __future__ import annotations
 
 import asyncio
+import heapq
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -61,8 +62,9 @@ class Pulse:
         self._wall_us = clock.wall_us
         self._slot = 0
         self._total: Counts = [0] * len(COUNTS)
-        self._tenants: dict[str, Counts] = {}
-        self._slots: deque[tuple[int, Counts, dict[str, Counts]]] = deque(maxlen=SLOTS)
+        self._nobody: Counts = [0] * len(COUNTS)
+        self._tenants: dict[str | None, Counts] = {}
+        self._slots: deque[tuple[int, Counts, dict[str | None, Counts]]] = deque(maxlen=SLOTS)
         """Number, sum, and by tenant; the newest last, which is counted into."""
         self._endpoints: dict[str, _Endpoint] = {}
         self._minutes: deque[tuple[int, dict[str, _Endpoint]]] = deque(maxlen=MINUTES)
@@ -76,17 +78,23 @@ class Pulse:
     def attempt_finished(self, observation: AttemptObservation) -> None:
         """Count one attempt."""
         total, own = self._counts(observation.tenant)
-        delivered = observation.delivered
-        ambiguous = observation.retry_safety == "ambiguous" and not delivered
-        ours = observation.blame == "us" and not delivered
-        for counts in (total, own):
-            if counts is not None:
-                counts[ATTEMPTS] += 1
-                counts[DELIVERED] += delivered
-                counts[AMBIGUOUS] += ambiguous
-                counts[OURS] += ours
+        total[ATTEMPTS] += 1
+        own[ATTEMPTS] += 1
+        ambiguous = False
+        if observation.delivered:
+            total[DELIVERED] += 1
+            own[DELIVERED] += 1
+        else:
+            if observation.retry_safety == "ambiguous":
+                ambiguous = True
+                total[AMBIGUOUS] += 1
+                own[AMBIGUOUS] += 1
+            if observation.blame == "us":
+                total[OURS] += 1
+                own[OURS] += 1
+                return  # it says nothing of the endpoint
         name = observation.endpoint_id
-        if name is None or ours:
+        if name is None:
             return
         endpoint = self._endpoints.get(name)
         if endpoint is None:
@@ -94,16 +102,17 @@ class Pulse:
                 return
             endpoint = self._endpoints[name] = _Endpoint(observation.tenant, observation.host)
         endpoint.attempts += 1
-        endpoint.delivered += delivered
-        endpoint.ambiguous += ambiguous
         endpoint.elapsed += observation.elapsed
+        if observation.delivered:
+            endpoint.delivered += 1
+        elif ambiguous:
+            endpoint.ambiguous += 1
 
     def delivery_decided(self, observation: DeliveryObservation) -> None:
         """Count one delivery that was given up."""
         if observation.decision == "dead_letter":
             for counts in self._counts(observation.tenant):
-                if counts is not None:
-                    counts[DEAD] += 1
+                counts[DEAD] += 1
 
     def operational(self, observation: OperationalObservation) -> None:
         """Keep what happened."""
@@ -168,15 +177,16 @@ class Pulse:
     def _number(self) -> int:
         return self._wall_us() // (SLOT * 1_000_000)
 
-    def _counts(self, tenant: str | None) -> tuple[Counts, Counts | None]:
+    def _counts(self, tenant: str | None) -> tuple[Counts, Counts]:
         number = self._number()
         if number != self._slot:
             self._turn(number)
-        if tenant is None:
-            return self._total, None
         own = self._tenants.get(tenant)
-        if own is None and len(self._tenants) < TENANTS_MAX:
-            own = self._tenants[tenant] = [0] * len(COUNTS)
+        if own is None:
+            # Those of no tenant, or of one too many, are counted where nobody looks; the sum has them.
+            own = self._nobody if tenant is None or len(self._tenants) >= TENANTS_MAX else [0] * len(COUNTS)
+            if own is not self._nobody:
+                self._tenants[tenant] = own
         return self._total, own
 
     def _turn(self, number: int) -> None:
@@ -198,17 +208,19 @@ class Pulse:
 
     def _worst(self, first: int, tenant: str | None) -> list[dict[str, Any]]:
         minutes = [endpoints for minute, endpoints in self._minutes if minute >= first * SLOT // 60]
-        failing = {
-            name
-            for endpoints in minutes
-            for name, one in endpoints.items()
-            if one.attempts > one.delivered and (tenant is None or one.tenant == tenant)
-        }
-        summed: dict[str, dict[str, Any]] = {}
+        failed: dict[str, int] = {}
         for endpoints in minutes:
-            for name in failing & endpoints.keys():
-                view = _endpoint_view(name, endpoints[name])
-                summed[name] = _added(summed[name], view) if name in summed else view
+            for name, one in endpoints.items():
+                failures = one.attempts - one.delivered
+                if failures and (tenant is None or one.tenant == tenant):
+                    failed[name] = failed.get(name, 0) + failures
+        # Only the few that are shown are summed up whole: in an outage all ten thousand fail.
+        summed: dict[str, dict[str, Any]] = {}
+        for name in heapq.nlargest(WORST, failed, key=failed.__getitem__):
+            for endpoints in minutes:
+                if name in endpoints:
+                    view = _endpoint_view(name, endpoints[name])
+                    summed[name] = _added(summed[name], view) if name in summed else view
         return worst(summed.values())
 
 
