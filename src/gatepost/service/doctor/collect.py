@@ -18,7 +18,7 @@ from gatepost.clock import SYSTEM_CLOCK, Clock
 from gatepost.delivery.policy import ClientPolicy
 from gatepost.dispatch.dispatcher import Dispatcher, DispatcherStatistics
 from gatepost.dispatch.leases import STRICT_BUDGET_MAX
-from gatepost.errors import GatepostError, ResolveError
+from gatepost.errors import ConfigurationError, GatepostError, ResolveError
 from gatepost.net.client import open_client_count
 from gatepost.net.resolver import Resolver
 from gatepost.service.doctor.checks_fleet import SILENT_AFTER
@@ -116,7 +116,11 @@ class Doctor:
     def limits(self) -> LimitFacts:
         """What is in force: of the client's policy and the one composed for attempts, a phase has the limit that both give."""
         dispatcher = self._dispatcher
-        client, composed = dispatcher.client.policy, dispatcher.policies.of_process().policy
+        client = dispatcher.client.policy
+        try:
+            composed = dispatcher.policies.of_process().policy
+        except ConfigurationError:  # nobody can compose what somebody broke: it is shown as it is
+            composed = client
         return limit_facts(
             composed,
             slots=dispatcher.settings.slots,
