@@ -150,6 +150,12 @@ async def test_redirects_that_are_followed_are_found_in_process_and_endpoint(tmp
     async with api(tmp_path, policy=POLICY.evolve(follow_redirects=True)) as service:
         evidence = finding(await examined(service.running.url), "redirects_on", "warning")
         assert evidence == "follow_redirects is true in the running process"
+    async with api(tmp_path) as service:
+        limits = {"follow_redirects": True}
+        endpoint = await service.running.dispatcher.endpoints.create("http://127.0.0.1:65000/", limits=limits)
+        evidence = finding(await examined(service.running.url), "redirects_on", "warning")
+        assert evidence == f"{endpoint.id}: its own limits follow redirects"
+        await service.running.dispatcher.endpoints.delete(endpoint.id)
     policy = POLICY.evolve(follow_redirects=True, redirect_cross_origin=True)
     async with api(tmp_path, policy=policy) as service:
         assert "go wherever" in finding(await examined(service.running.url), "redirects_on", "critical")

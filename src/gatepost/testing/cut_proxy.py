@@ -1,4 +1,5 @@
-"""A TCP proxy that breaks connections on purpose: at a commit whose answer is lost, before a request arrives, or by going silent.
+"""A TCP proxy that breaks connections on purpose: at a commit whose answer is lost, before a request arrives, by going silent, or by
+passing everything on late.
 
 It knows no protocol: a request is told by bytes it contains, an answer is whatever the server sends next. For tests of stores and
 the chaos bench; it runs in the event loop of its user.
@@ -21,7 +22,8 @@ class CutProxy:
     Faults, from the next byte on: `cut_answer(marker)` passes the request that contains `marker` on and, when the server answers,
     drops the answer and the connection: it was done, and nobody knows. `cut_request(marker)` drops it before. `answer_lost`, called
     for each answer, does the same as `cut_answer` whenever it returns True. `black_hole()` keeps connections open and passes
-    nothing. `cut_all()` ends those there are, `refuse()` also those to come. `restore()` ends every fault but what is cut.
+    nothing. `cut_all()` ends those there are, `refuse()` also those to come. While `delay` is set, every piece of an answer comes so
+    many seconds late. `restore()` ends every fault but what is cut.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -36,6 +38,8 @@ class CutProxy:
         self._refusing = False
         self._markers: dict[bytes, bool] = {}  # to whether the request is passed on first
         self.answer_lost: Callable[[], bool] | None = None
+        self.delay = 0.0
+        """Seconds by which answers are late."""
         self.port = 0
         self.cuts = 0
         """Connections cut at a request or an answer."""
@@ -98,6 +102,7 @@ class CutProxy:
         self._markers.clear()
         self.answer_lost = None
         self._refusing = False
+        self.delay = 0.0
         self._open.set()
 
     # -- passing on
@@ -145,6 +150,8 @@ class CutProxy:
     async def _pass_answers(self, link: _Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(CHUNK):
             await self._open.wait()
+            if self.delay:
+                await asyncio.sleep(self.delay)
             if link.lose_answer:
                 raise EOFError
             if self.answer_lost is not None and self.answer_lost():
