@@ -278,6 +278,11 @@ def test_tenants_and_keys_are_managed(tmp_path: Path) -> None:
         (changed,) = call("tenant", "limit", "acme", "--events-per-second", "5")
         assert (changed["limits"]["endpoints"], changed["limits"]["events_per_second"]) == (None, 5.0)
         assert run("tenant", "list", "--url", process.url, "--api-key", mine).exit_code == 1
+        (link,) = call("portal", "link", "--tenant", "acme", "--expires", "30m", key=mine)
+        assert link["url"].startswith(f"{process.url}/console/portal?token=")
+        assert link["revoked_with"] == made["id"]
+        bad = run("portal", "link", "--tenant", "acme", "--expires", "soon", "--url", process.url, "--api-key", mine)
+        assert (bad.exit_code, "30m or 1h" in bad.stderr) == (2, True)
         assert {item["tenant"] for item in call("key", "list")} == {None, "acme"}
         assert run("key", "delete", made["id"], "--url", process.url, "--api-key", admin).exit_code == 0
         assert run("endpoint", "list", "--url", process.url, "--api-key", mine).exit_code == 2
