@@ -1,8 +1,8 @@
 """Runs `gatepost` commands in forks of one process that has imported it: half a second less for each of a hundred commands.
 
 `quick_commands` starts that process, and makes a `gatepost` for the path of a shell. The command sees the caller's arguments,
-environment, directory and descriptors, and the caller ends with its exit code. Run as a program by both sides, without the rest
-of the tests.
+environment, directory and descriptors; the caller passes signals on and ends with its exit code. Both sides run this file as a
+program, without the rest of the tests.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def quick_commands() -> Iterator[Path]:
         command = directory / "bin" / "gatepost"
         command.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {__file__} {path} "$@"\n')
         command.chmod(0o755)
-        server = subprocess.Popen([sys.executable, __file__, path], start_new_session=True)
+        server = subprocess.Popen([sys.executable, "-u", __file__, path], start_new_session=True)
         try:
             while not Path(path).exists():
                 assert server.poll() is None
@@ -47,6 +47,7 @@ def serve(path: str) -> None:
 
     import typer.main
 
+    import gatepost.service.app  # noqa: F401 - what `serve` imports when it is called
     from gatepost.service.cli.root import app, run
 
     typer.main.get_command(app)  # imports what the first command would import
@@ -59,6 +60,7 @@ def serve(path: str) -> None:
             line, _ = listener.accept()
             if os.fork() == 0:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                line.sendall(b"%d\n" % os.getpid())
                 code = 1
                 try:
                     arguments = _become(line)
@@ -95,7 +97,11 @@ def call(path: str, arguments: list[str]) -> int:
         message = json.dumps([arguments, dict(os.environ), os.getcwd()]).encode() + b"\n"
         sent = socket.send_fds(line, [message], [0, 1, 2])
         line.sendall(message[sent:])
-        code = line.recv(1)
+        answer = line.makefile("rb")
+        pid = int(answer.readline())
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda number, _: os.kill(pid, number))
+        code = answer.read(1)
         return code[0] if code else 1
 
 

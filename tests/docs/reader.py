@@ -43,7 +43,7 @@ headers = sign("evt_1", int(time.time()), body, [SECRET])
 
 
 class Reader:
-    """Runs blocks while the `with` block runs; what he left running ends with it. `commands` has a `gatepost` for short ones."""
+    """Runs blocks while the `with` block runs; what he left running ends with it. `commands` has a quick `gatepost`."""
 
     def __init__(self, directory: Path, commands: Path) -> None:
         self.directory = directory
@@ -51,8 +51,7 @@ class Reader:
         self.home.mkdir()
         self.database: str | None = None
         """What a PostgreSQL URL of a page becomes."""
-        self.environment = _environment()
-        self._quick = f"{commands}{os.pathsep}{self.environment['PATH']}"
+        self.environment = _environment(commands)
         self._programs: list[subprocess.Popen[bytes]] = []
         self._printed = ""
         self._seen: dict[str, str] = {}
@@ -140,7 +139,7 @@ class Reader:
         done = subprocess.run(
             ["/bin/sh", "-c", whole],
             cwd=self.home,
-            env={**self.environment, "PATH": self._quick},
+            env=self.environment,
             input=b"" if typed is None else f"{typed}\n".encode(),
             capture_output=True,
             timeout=PATIENCE,
@@ -177,9 +176,7 @@ class Reader:
 
     def _leave(self, line: str, name: str) -> None:
         """Start a line in the background; wait until it listens, or has ended well."""
-        # Whole programs here, since they are signalled: the state has the path of those for short commands.
-        path = self.environment["PATH"]
-        program, log = self._start(["/bin/sh", "-c", f'. "{self._state}"\nPATH="{path}"\n{_with_exec(line)}'])
+        program, log = self._start(["/bin/sh", "-c", f'. "{self._state}"\n{_with_exec(line)}'])
         _until(
             lambda: program.poll() == 0 or re.search(rb"http://127\.0\.0\.1:\d+", log.read_bytes()) is not None,
             f"{name}: {line} listens",
@@ -292,13 +289,13 @@ def _with_exec(line: str) -> str:
     return f"{settings.group()}exec {line[settings.end() :]}"
 
 
-def _environment() -> dict[str, str]:
+def _environment(commands: Path) -> dict[str, str]:
     """What a reader's shell has: no setting of Gatepost's, its programs in the path."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("GATEPOST_", "DEMO_"))}
     programs = Path(sys.executable).parent
     return {
         **ours,
-        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+        "PATH": os.pathsep.join([str(commands), str(programs), os.environ["PATH"]]),
         "PYTHONUNBUFFERED": "1",
         "COLUMNS": "80",
         "TERM": "dumb",

@@ -30,11 +30,11 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-m", "sphinx", *line.split(), str(DOCS), str(tmp_path / "site")]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
-    assert (built.returncode, built.stderr) == (0, ""), built.stderr
+    assert (built.returncode, built.stderr) == (0, ""), f"{built.stderr}\na page belongs into docs/index.md, too"
     index = (tmp_path / "site" / "index.html").read_text()
     for page in DOCS.rglob("*.md"):
         name = page.relative_to(DOCS).with_suffix("")
-        assert f'href="{name}/"' in index or str(name) == "index", f"{name} is not in the navigation"
+        assert f'href="{name}/"' in index or str(name) == "index", f"docs/index.md does not link {name}.md"
     elsewhere = re.compile(r'(?:src|href)="https?://(?!127\.0\.0\.1)[^"]*\.(?:js|css|woff2?)"')
     assert not any(elsewhere.search(page.read_text()) for page in (tmp_path / "site").rglob("*.html"))
 
