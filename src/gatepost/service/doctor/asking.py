@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from gatepost.service.doctor.codes import Code
 from gatepost.service.doctor.finding import Finding, Severity, shortened
 
 
@@ -74,7 +75,7 @@ def unreachable(failed: Sequence[tuple[str, str]]) -> Finding | None:
     if not failed:
         return None
     return Finding(
-        "process_unreachable",
+        Code.PROCESS_UNREACHABLE,
         Severity.WARNING,
         "A process that is alive by its heartbeats did not answer: what is wrong with it is not known.",
         shortened([f"{name}: {why}" for name, why in failed]),
@@ -96,7 +97,7 @@ def limits_differ(processes: Sequence[Mapping[str, Any]]) -> Finding | None:
     for node, one in limits.items():
         by_text.setdefault(", ".join(f"{name}={one.get(name)}" for name in different), []).append(node)
     return Finding(
-        "limits_differ",
+        Code.LIMITS_DIFFER,
         Severity.NOTICE,
         "Processes run with different limits.",
         shortened([f"{', '.join(nodes)}: {text}" for text, nodes in by_text.items()]),

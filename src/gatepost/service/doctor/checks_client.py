@@ -10,6 +10,7 @@ from typing import Final
 
 from gatepost.dispatch.leases import STRICT_BUDGET_MAX
 from gatepost.dispatch.strict import ARITHMETIC
+from gatepost.service.doctor.codes import Code
 from gatepost.service.doctor.facts import ClientFacts, HostFacts, LimitFacts
 from gatepost.service.doctor.finding import Finding, Severity, shortened
 
@@ -31,7 +32,7 @@ def second_client(facts: ClientFacts) -> Finding | None:
         return None
     made = () if facts.second_client is None else tuple(facts.second_client.strip().splitlines())
     return Finding(
-        "second_client",
+        Code.SECOND_CLIENT,
         Severity.WARNING,
         "More than one dispatch client is open in a process: connections are shared by neither, and no limit holds for both.",
         (f"{facts.clients_open} clients are open", *made),
@@ -45,7 +46,7 @@ def phase_limits(facts: LimitFacts) -> Finding | None:
     if not missing:
         return None
     return Finding(
-        "phase_limit_missing",
+        Code.PHASE_LIMIT_MISSING,
         Severity.CRITICAL,
         "A phase of an attempt has no limit: one peer that hangs in it holds a slot for ever.",
         tuple(f"phase {phase}: no limit" for phase in missing),
@@ -66,7 +67,7 @@ def reuse(hosts: Sequence[HostFacts]) -> Finding | None:
         return None
     low.sort(key=lambda one: one[:2])
     return Finding(
-        "reuse_low",
+        Code.REUSE_LOW,
         Severity.WARNING,
         f"Connections are opened anew instead of reused: below {REUSE_MIN:g} at a busy host every delivery pays for a handshake.",
         shortened(
@@ -96,7 +97,7 @@ def keepalive(hosts: Sequence[HostFacts], limits: LimitFacts) -> Finding | None:
     if not above:
         return None
     return Finding(
-        "keepalive_above_peer",
+        Code.KEEPALIVE_ABOVE_PEER,
         Severity.WARNING if harmed else Severity.NOTICE,
         f"keepalive_expiry={limits.keepalive_expiry:g} is longer than peers keep idle connections. The client follows each peer, so "
         "few requests meet a closed connection, but more connections are opened than the setting suggests.",
@@ -126,7 +127,7 @@ def budget(limits: LimitFacts, over_lease: Sequence[tuple[str, float]]) -> Findi
     if not evidence:
         return None
     return Finding(
-        "budget_above_lease",
+        Code.BUDGET_ABOVE_LEASE,
         Severity.WARNING if limits.shared_store else Severity.NOTICE,
         "An attempt may outlast the part lease it began under: after a process froze, its attempts run beside its successor's, and "
         "events with an ordering key are refused."
@@ -144,7 +145,7 @@ def pool_timeouts(hosts: Sequence[HostFacts]) -> Finding | None:
     if sum(host.pool_timeouts for host in waited) < POOL_TIMEOUTS_MIN:
         return None
     return Finding(
-        "pool_timeouts",
+        Code.POOL_TIMEOUTS,
         Severity.WARNING,
         "Attempts waited for a connection until their limit: the cap of a host is too tight for its traffic, or its endpoints are "
         "too slow.",
@@ -164,7 +165,7 @@ def slots(limits: LimitFacts) -> Finding | None:
     if limits.slots <= limits.max_connections:
         return None
     return Finding(
-        "slots_above_connections",
+        Code.SLOTS_ABOVE_CONNECTIONS,
         Severity.WARNING,
         "There are more slots for attempts than connections: attempts wait for sockets instead of in the queue.",
         (f"dispatch.slots={limits.slots}, policy.max_connections={limits.max_connections}",),
@@ -182,7 +183,7 @@ def redirects(limits: LimitFacts, redirecting: Sequence[str]) -> Finding | None:
     if limits.redirect_cross_origin:
         evidence.insert(1, "redirect_cross_origin is true: signed payloads go wherever an endpoint points")
     return Finding(
-        "redirects_on",
+        Code.REDIRECTS_ON,
         Severity.CRITICAL if limits.redirect_cross_origin else Severity.WARNING,
         "Redirects are followed: a receiver can send the signed payload on to another place.",
         shortened(evidence),
@@ -196,7 +197,7 @@ def verification(facts: ClientFacts) -> Finding | None:
     if not facts.contexts_unverifying:
         return None
     return Finding(
-        "verification_off",
+        Code.VERIFICATION_OFF,
         Severity.CRITICAL,
         "Certificates are not verified: payloads go to whoever answers.",
         (f"{facts.contexts_unverifying} TLS contexts of the running process check no certificate or no name",),
@@ -210,7 +211,7 @@ def nat64(facts: ClientFacts) -> Finding | None:
     if not facts.nat64_undeclared:
         return None
     return Finding(
-        "nat64_undeclared",
+        Code.NAT64_UNDECLARED,
         Severity.WARNING,
         "This network reaches IPv4 through NAT64, and the prefix is not declared: destinations behind it are refused.",
         tuple(f"prefix {prefix}" for prefix in facts.nat64_undeclared),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from gatepost.dispatch.leases import BEAT
+from gatepost.service.doctor.codes import Code
 from gatepost.service.doctor.facts import FleetFacts, ProcessFacts
 from gatepost.service.doctor.finding import Finding, Severity, shortened
 
@@ -22,7 +23,7 @@ def stopped(facts: ProcessFacts) -> Finding | None:
     if facts.draining or (facts.running and (facts.lease_seconds_left > 0 or not facts.parts)):
         return None
     return Finding(
-        "dispatcher_stopped",
+        Code.DISPATCHER_STOPPED,
         Severity.CRITICAL,
         "A process takes events and delivers none: its dispatcher does not run, or may not start anything.",
         (
@@ -40,7 +41,7 @@ def processes(facts: FleetFacts) -> Finding | None:
     if not silent and not gone:
         return None
     return Finding(
-        "process_dead",
+        Code.PROCESS_DEAD,
         Severity.WARNING,
         "A process died or hangs: its parts are taken over when their leases end.",
         shortened(
@@ -56,7 +57,7 @@ def draining(facts: FleetFacts) -> Finding | None:
     if not leaving:
         return None
     return Finding(
-        "process_draining",
+        Code.PROCESS_DRAINING,
         Severity.NOTICE,
         "A process gives its parts back and will end.",
         shortened([f"{node.name}: {node.parts} parts left" for node in leaving]),
@@ -71,7 +72,7 @@ def stuck(facts: FleetFacts) -> Finding | None:
         return None
     late.sort(key=lambda part: -part.due_for)
     return Finding(
-        "part_stuck",
+        Code.PART_STUCK,
         Severity.CRITICAL,
         "Work is due in a part that nobody delivers.",
         shortened(
@@ -94,7 +95,7 @@ def unverified(facts: FleetFacts) -> Finding | None:
     if not facts.unverified:
         return None
     return Finding(
-        "endpoint_unverified",
+        Code.ENDPOINT_UNVERIFIED,
         Severity.WARNING,
         "Endpoints are registered whose certificate nobody has seen: their first delivery may be the one that fails.",
         shortened([f"{endpoint}: {why}" for endpoint, why in facts.unverified]),

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from gatepost.dispatch.store_time import SKEW_LIMIT_US, SKEW_WARNING_US
+from gatepost.service.doctor.codes import Code
 from gatepost.service.doctor.facts import DiskFacts, FileFacts, NameFacts, SocketFacts, StoreFacts
 from gatepost.service.doctor.finding import Finding, Severity, shortened
 
@@ -37,7 +38,7 @@ def store(facts: StoreFacts | None) -> Finding | None:
         if facts.failing:
             evidence.append(f"results cannot be stored: {facts.results_waiting} wait")
         return Finding(
-            "store_failing",
+            Code.STORE_FAILING,
             Severity.CRITICAL,
             "The store does not take writes: no event is accepted, and what was delivered may be delivered again.",
             tuple(evidence),
@@ -48,7 +49,7 @@ def store(facts: StoreFacts | None) -> Finding | None:
     ):  # the best of them: one that waited for a commit is no finding
         return None
     return Finding(
-        "store_slow",
+        Code.STORE_SLOW,
         Severity.WARNING,
         "The store is slow: publishing and every result wait for it.",
         (f"small writes took {took}", f"{facts.results_waiting} results wait"),
@@ -62,7 +63,7 @@ def clock(skew: float) -> Finding | None:
         return None
     stopped = abs(skew) > SKEW_LIMIT_US / 1e6
     return Finding(
-        "clock_skew",
+        Code.CLOCK_SKEW,
         Severity.CRITICAL if stopped else Severity.WARNING,
         "The machine's clock and the store's differ: signatures carry the one, due times the other."
         + (" The process signs nothing and starts nothing." if stopped else ""),
@@ -77,7 +78,7 @@ def names(found: Sequence[NameFacts], pending: int) -> Finding | None:
     answered = [one for one in found if one.reason != NO_ANSWER]
     if hung and not answered:
         return Finding(
-            "dns_hung",
+            Code.DNS_HUNG,
             Severity.CRITICAL,
             "The resolver does not answer: nobody whose address is not known already is delivered to.",
             (*(f"{one.name}: no answer in {one.seconds:.1f} s" for one in hung), f"{pending} names wait for an answer"),
@@ -88,7 +89,7 @@ def names(found: Sequence[NameFacts], pending: int) -> Finding | None:
         return None
     if slow and len(slow) == len(answered):
         return Finding(
-            "dns_slow",
+            Code.DNS_SLOW,
             Severity.WARNING,
             "Looking names up is slow: it takes its time out of connect_timeout.",
             tuple(f"{one.name}: {one.seconds * 1e3:.0f} ms" for one in slow),
@@ -96,7 +97,7 @@ def names(found: Sequence[NameFacts], pending: int) -> Finding | None:
         )
     if hung:
         return Finding(
-            "dns_name_hung",
+            Code.DNS_NAME_HUNG,
             Severity.NOTICE,
             "A name is not answered while others are: its zone has a fault, our resolver has none.",
             tuple(f"{one.name}: no answer in {one.seconds:.1f} s" for one in hung),
@@ -114,7 +115,7 @@ def files(facts: FileFacts | None) -> Finding | None:
         return None
     used = "" if facts.open is None else f", {facts.open} are open"
     return Finding(
-        "file_limit_low",
+        Code.FILE_LIMIT_LOW,
         Severity.CRITICAL if full else Severity.WARNING,
         "The limit on open files is low: it holds connections and slots down, or lets connects and accepts fail.",
         (f"RLIMIT_NOFILE is {facts.limit}, {facts.needed} are needed{used}",),
@@ -128,7 +129,7 @@ def disk(facts: DiskFacts | None) -> Finding | None:
         return None
     full = facts.free < facts.reserve
     return Finding(
-        "disk_full" if full else "disk_low",
+        Code.DISK_FULL if full else Code.DISK_LOW,
         Severity.CRITICAL if full else Severity.WARNING,
         "The store's disk is full: new events are refused, deliveries go on."
         if full
@@ -150,7 +151,7 @@ def time_wait(facts: SocketFacts | None) -> Finding | None:
         return None
     worst = max(many.values())
     return Finding(
-        "time_wait_pile_up",
+        Code.TIME_WAIT_PILE_UP,
         Severity.CRITICAL if worst > PORTS_SHARE * facts.ports else Severity.WARNING,
         "Connections to one peer are closed by us as fast as they are opened: they are not reused, and their local ports are taken "
         "for a minute each.",

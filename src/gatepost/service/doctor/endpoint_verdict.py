@@ -14,6 +14,7 @@ from typing import Final
 from gatepost.delivery.attempt import Attempt
 from gatepost.delivery.outcome import Outcome
 from gatepost.service.doctor.checks_machine import NAME_SLOW
+from gatepost.service.doctor.codes import Code
 from gatepost.service.doctor.endpoint_facts import AddressFacts, EndpointFacts, NameLook, ReferenceFacts, TlsFacts
 from gatepost.service.doctor.finding import RANK, Finding, Severity, shortened
 from gatepost.wire.phases import Phase
@@ -80,11 +81,11 @@ Step = tuple[bool, list[Trouble]]
 _FINE: Final[Step] = (False, [])
 
 
-def _stop(fault: Fault, code: str, what: str, evidence: Sequence[str], todo: str) -> Step:
+def _stop(fault: Fault, code: Code, what: str, evidence: Sequence[str], todo: str) -> Step:
     return True, [Trouble(fault, Finding(code, Severity.CRITICAL, what, shortened(evidence), todo))]
 
 
-def _note(fault: Fault, severity: Severity, code: str, what: str, evidence: Sequence[str], todo: str) -> Trouble:
+def _note(fault: Fault, severity: Severity, code: Code, what: str, evidence: Sequence[str], todo: str) -> Trouble:
     return Trouble(fault, Finding(code, severity, what, shortened(evidence), todo))
 
 
@@ -101,7 +102,7 @@ def _url(facts: EndpointFacts) -> Step:
         return _FINE
     return _stop(
         Fault.OURS,
-        "url_denied",
+        Code.URL_DENIED,
         "Our own rules refuse the URL; nothing was sent.",
         [f"{facts.denied[0]}: {facts.denied[1]}"],
         "Change the URL as the rule says, or open the rules if you operate the receiver (--allow-http, --allow-cidr, egress.*).",
@@ -118,7 +119,7 @@ def _name(facts: EndpointFacts) -> Step:
     if name.reason not in _UNANSWERED:
         return _stop(
             Fault.THEIRS,
-            "name_unknown",
+            Code.NAME_UNKNOWN,
             "The name has no address.",
             evidence,
             "Its owner has to mend the name, or register another URL.",
@@ -126,7 +127,7 @@ def _name(facts: EndpointFacts) -> Step:
     fault, compared = _against(facts.reference, lambda one: None if one.dns_seconds is None else one.dns == _OK)
     return _stop(
         fault,
-        "name_unanswered",
+        Code.NAME_UNANSWERED,
         "The name is not answered" + _whose(fault, "its zone's servers", "our resolver"),
         evidence + compared,
         "Ask the resolvers of /etc/resolv.conf one by one (`dig @ADDRESS NAME`), then the zone's own servers (`dig +trace NAME`).",
@@ -144,7 +145,7 @@ def _slow_name(name: NameLook, reference: ReferenceFacts | None) -> list[Trouble
         _note(
             fault,
             Severity.WARNING,
-            "name_slow",
+            Code.NAME_SLOW,
             "The name is answered late" + _whose(fault, "its zone's servers", "our resolver"),
             [f"{name.name}: {_ms(name.seconds)}{again}", *compared],
             "It takes its time out of connect_timeout. A longer TTL of the record, or a caching resolver here, hides it.",
@@ -157,7 +158,7 @@ def _rules(facts: EndpointFacts) -> Step:
         return _FINE
     return _stop(
         Fault.OURS,
-        "address_denied",
+        Code.ADDRESS_DENIED,
         "Our own rules refuse where the name leads; nothing was sent.",
         [
             f"{facts.address_denied[0]}: {facts.address_denied[1]}",
@@ -181,7 +182,7 @@ def _connects(facts: EndpointFacts) -> Step:
             _note(
                 Fault.THEIRS,
                 Severity.WARNING,
-                "address_dead",
+                Code.ADDRESS_DEAD,
                 "Some of its addresses do not take connections while others do: every connect that tries a dead one first is late.",
                 evidence,
                 "Its owner takes the dead addresses out of DNS, or mends them.",
@@ -198,7 +199,7 @@ def _connects(facts: EndpointFacts) -> Step:
         _note(
             fault,
             Severity.WARNING,
-            "connect_slow",
+            Code.CONNECT_SLOW,
             "Connecting takes long" + _whose(fault, "they, or the way to them", "our way out"),
             evidence + compared,
             "Compare with `mtr` or the curl line from another network; a firewall here that is short of memory drops SYNs and "
@@ -212,7 +213,7 @@ def _no_connect(failed: Sequence[AddressFacts], evidence: list[str], reference: 
     if reasons & _REFUSED:
         return _stop(
             Fault.THEIRS,
-            "connect_refused",
+            Code.CONNECT_REFUSED,
             "Somebody answers at the address and refuses the connection: nobody listens at this port, or their firewall rejects us.",
             evidence,
             "Its owner starts the server, or mends the port of the URL or the firewall.",
@@ -220,7 +221,7 @@ def _no_connect(failed: Sequence[AddressFacts], evidence: list[str], reference: 
     if reasons <= _LOCAL:
         return _stop(
             Fault.OURS,
-            "connect_impossible",
+            Code.CONNECT_IMPOSSIBLE,
             "This machine cannot make the connection: it has no route, or no local port or file descriptor is left.",
             evidence,
             "Look at `ip route get ADDRESS`, `ss -s` and the limit on open files; run `gatepost doctor` here.",
@@ -228,7 +229,7 @@ def _no_connect(failed: Sequence[AddressFacts], evidence: list[str], reference: 
     fault, compared = _against(reference, lambda one: None if one.connect is None else one.connect == _OK)
     return _stop(
         fault,
-        "connect_timeout",
+        Code.CONNECT_TIMEOUT,
         "No address takes a connection, and nothing says why"
         + _whose(fault, "they, or a firewall before them", "our way out"),
         evidence + compared,
@@ -249,14 +250,14 @@ def _handshake(facts: EndpointFacts) -> Step:
             todo = _unknown_authority(tls)
         elif tls.reason == Reason.TLS_CERT_SELF_SIGNED.value:
             todo += " A receiver of your own is served by pinning its certificate as ca_pem (--ca-file here)."
-        return _stop(Fault.THEIRS, "tls_failed", "The TLS handshake fails; no request was sent.", evidence, todo)
+        return _stop(Fault.THEIRS, Code.TLS_FAILED, "The TLS handshake fails; no request was sent.", evidence, todo)
     leaf = tls.chain[0] if tls.chain else None
     if leaf is not None and leaf.days_left < EXPIRES_SOON:
         return False, [
             _note(
                 Fault.THEIRS,
                 Severity.WARNING,
-                "certificate_expires",
+                Code.CERTIFICATE_EXPIRES,
                 f"The certificate expires in {leaf.days_left:.0f} days; deliveries end with it.",
                 _certificates(tls),
                 "Its owner renews it; automatic renewal should have done so by now.",
@@ -297,7 +298,7 @@ def _answer(facts: EndpointFacts) -> Step:
             _note(
                 Fault.THEIRS,
                 Severity.WARNING,
-                "body_faulty",
+                Code.BODY_FAULTY,
                 "The answer's head is complete and its body is not: the connection cannot be kept.",
                 [f"{first.body_fault.value}: {first.reason.value}. {_help(first.reason.value)}"],
                 "Its owner sends the body that the head announces, or none.",
@@ -310,7 +311,7 @@ def _answer(facts: EndpointFacts) -> Step:
             _note(
                 Fault.THEIRS,
                 Severity.WARNING,
-                "answer_slow",
+                Code.ANSWER_SLOW,
                 "Connecting is quick and the answer takes long: the time goes in their application.",
                 [f"round trip {_ms(round_trip)}, then {_ms(waited)} until the first byte of the answer"],
                 "Its owner stores the message, answers, and works on it afterwards.",
@@ -327,7 +328,7 @@ def _no_answer(first: Attempt, facts: EndpointFacts) -> Step:
         connected += f", TLS in {_ms(facts.tls.seconds)}"
     return _stop(
         Fault.OURS if ours else Fault.THEIRS,
-        "no_answer" if first.phase in (Phase.WAIT, Phase.READ) else f"{first.phase.value}_failed",
+        Code.NO_ANSWER if first.phase in (Phase.WAIT, Phase.READ) else Code.REQUEST_FAILED,
         "We stopped it ourselves."
         if ours
         else "They take the connection and give no answer that can be used: our way there is fine."
@@ -356,7 +357,7 @@ def _about_status(first: Attempt, sent: str) -> list[Trouble]:
         _note(
             Fault.THEIRS,
             Severity.WARNING,
-            "status_unwell",
+            Code.STATUS_UNWELL,
             "They answer, and not as a receiver that is well.",
             evidence,
             "Redirects are not followed: register the final URL. For 5xx its owner looks at the application."
@@ -383,7 +384,7 @@ def _about_keeping(facts: EndpointFacts, first: Attempt) -> list[Trouble]:
         _note(
             Fault.THEIRS,
             Severity.NOTICE,
-            "not_kept",
+            Code.NOT_KEPT,
             "Connections are not kept: every delivery pays for a new one."
             if closes
             else "Idle connections are kept for a short time: deliveries further apart pay for a new one.",

@@ -9,6 +9,7 @@ from typing import Final
 
 from gatepost.service.config import Settings
 from gatepost.service.doctor.checks import examine
+from gatepost.service.doctor.codes import Code
 from gatepost.service.doctor.collect import limit_facts
 from gatepost.service.doctor.facts import ClientFacts, ProcessFacts
 from gatepost.service.doctor.finding import Finding, Severity, merged
@@ -49,7 +50,7 @@ def examine_settings(settings: Settings) -> list[Finding]:
     if questionable:
         found.append(
             Finding(
-                "configuration_doubtful",
+                Code.CONFIGURATION_DOUBTFUL,
                 Severity.NOTICE,
                 "The configuration is possible, and probably not meant so.",
                 tuple(questionable),

@@ -51,8 +51,10 @@ def count_sockets(lines: Iterable[str], ports: Collection[int], local_ports: int
             waiting.append((int(fields[1].rpartition(":")[2], 16), address, int(port, 16)))
     # Whoever closes first waits. At a port that somebody here listens at, it was not us but that server.
     peers = Counter((address, port) for local, address, port in waiting if port in ports and local not in listening)
-    outgoing = {_text(address, port): count for (address, port), count in peers.most_common(PEERS_MAX)}
-    return SocketFacts(len(waiting), outgoing, local_ports)
+    outgoing: Counter[str] = Counter()
+    for (address, port), count in peers.items():
+        outgoing[_text(address, port)] += count  # one peer, by IPv4 and by IPv4 inside IPv6
+    return SocketFacts(len(waiting), dict(outgoing.most_common(PEERS_MAX)), local_ports)
 
 
 def _text(address: str, port: int) -> str:
