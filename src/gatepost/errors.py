@@ -5,6 +5,8 @@ Every layer may import this file, and it imports nothing of ours. Messages say w
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 
 class GatepostError(Exception):
     """Base of everything Gatepost raises on purpose."""
@@ -60,6 +62,28 @@ class IdempotencyConflict(GatepostError):
 
 class PayloadTooLarge(GatepostError, ValueError):
     """The payload is over `max_payload`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One place of a payload that does not fit its schema."""
+
+    pointer: str
+    """JSON pointer (RFC 6901); empty: the payload as a whole."""
+    keyword: str
+    """Of the schema, such as `required`."""
+    expected: str
+    """In words; nothing of the payload is repeated."""
+
+
+class PayloadInvalid(GatepostError, ValueError):
+    """The payload does not fit the JSON Schema of its event type; `violations` says where and what was expected."""
+
+    def __init__(self, event_type: str, violations: tuple[Violation, ...]) -> None:
+        told = "; ".join(f"{one.pointer or '(payload)'}: expected {one.expected} ({one.keyword})" for one in violations)
+        super().__init__(f"the payload does not fit the schema of {event_type}: {told}")
+        self.event_type = event_type
+        self.violations = violations
 
 
 class Overloaded(GatepostError):

@@ -92,6 +92,7 @@ def bodies() -> dict[str, Any]:
         "/v1/events:batch": {"events": [{"type": "a", "payload": 1, "tenant": "other"}]},
         "/v1/endpoints": {"url": "https://hooks.example.com/", "tenant": "other", "probe": False},
         "/v1/endpoints/{endpoint_id}": {"description": "mine now"},
+        "/v1/event-types/{event_type}": {"schema": {}, "tenant": "other"},
         "/v1/deliveries:cancel": {"tenant": "other"},
         "/v1/dead-letters:replay": {"tenant": "other"},
         "/v1/dead-letters:purge": {"tenant": "other"},
@@ -129,11 +130,13 @@ async def test_every_route_answers_404_to_another_tenants_key(tmp_path: Path) ->
             )
             await ok(other.post(f"/v1/endpoints/{endpoint['id']}/pause"))
             await ok(other.post("/v1/events", json={"type": "a", "payload": 1}), 202)
+            await ok(other.put("/v1/event-types/order.paid", json={"schema": {"type": "object"}}))
             delivery = (await ok(other.get("/v1/deliveries")))["items"][0]
         keys = (await ok(service.client.get("/v1/api-keys")))["items"]
         names = {
             "endpoint_id": endpoint["id"],
             "delivery_id": delivery["id"],
+            "event_type": "order.paid",
             "name": "other",
             "tenant": "other",
             "key_id": next(key["id"] for key in keys if key["tenant"] == "other"),

@@ -175,6 +175,8 @@ class Catalogue:
         self._view = view
         self.on_policy: Callable[[], Awaitable[None]] | None = None
         """Reads the policy anew: called first, and when it changed."""
+        self.on_event_type: Callable[[str], Awaitable[None]] | None = None
+        """Reads the schema of an event type anew, by the id of its record."""
         self._check_url = check_url
         self._clock = clock
         self._on_change = on_change
@@ -282,6 +284,8 @@ class Catalogue:
                 await self.refresh_tenant(record_id)
             elif kind == "policy" and self.on_policy is not None:
                 await self.on_policy()
+            elif kind == "event_type" and self.on_event_type is not None:
+                await self.on_event_type(record_id)
         self._cursor = cursor
         return len(changes)
 

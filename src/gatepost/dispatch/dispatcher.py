@@ -29,6 +29,7 @@ from gatepost.dispatch.endpoint_looks import EndpointLooks
 from gatepost.dispatch.endpoint_memory import EndpointMemory
 from gatepost.dispatch.endpoint_search import EndpointSearch
 from gatepost.dispatch.endpoints import Endpoints
+from gatepost.dispatch.event_types import EventTypes
 from gatepost.dispatch.fan_out import FanOuts
 from gatepost.dispatch.intake import Intake
 from gatepost.dispatch.learned import LearnedLimits
@@ -198,11 +199,14 @@ class Dispatcher:
             self.settings.retention,
             client.policy.attempt_budget,
         )
+        self.event_types: Final = EventTypes(store, self._store_time)
+        self._catalogue.on_event_type = self.event_types.refresh
         self._outboxes = [
             OutboxFollower(
                 source,
                 self._take_outbox,
                 self._admit,
+                self.event_types.check,
                 self._owns_part_0,
                 self._notices,
                 self._store_time,
@@ -337,6 +341,7 @@ class Dispatcher:
         self._loop, self._thread = asyncio.get_running_loop(), get_ident()
         await self._leases.ask_time()  # before anything is due, expires, or gets an id that says when it was made
         await self._catalogue.load()
+        await self.event_types.load()
         ids = IdSource(await self.store.new_node(), self._store_time)
         self._fan_outs = FanOuts(
             self.store,
@@ -383,7 +388,7 @@ class Dispatcher:
 
         `payload` is bytes, sent as they are, or what JSON can hold. `ordering_key` keeps events of one key in order, `priority`
         is high, normal or bulk, `not_before` a time with its zone or seconds since 1970. Raises `TypeError` or `ValueError` for
-        what cannot be published (`PayloadTooLarge`), `IdempotencyConflict`, `LimitExceeded` for a tenant over its limits,
+        what cannot be published (`PayloadTooLarge`, `PayloadInvalid`), `IdempotencyConflict`, `LimitExceeded` for a tenant over its limits,
         `Overloaded` when the store does not take it within `publish_timeout`, `StoreFull` and `StoreError`.
 
         `connection` is yours and in a transaction (asyncpg, psycopg, SQLAlchemy): the event is written to the outbox of *your*
@@ -409,6 +414,8 @@ class Dispatcher:
         if self._tracing is not None:
             draft, span = _begun(self._tracing, draft)
         try:
+            if self.event_types.any:
+                await self.event_types.check(draft.tenant, draft.type, draft.content_type, draft.body)
             if connection is not None:
                 row = outbox_event(draft, self._store_time())
                 receipt = outbox_receipt(await self._transactional.put_async(connection, row))
@@ -460,6 +467,7 @@ class Dispatcher:
             if self._tracing is not None:
                 draft, span = _begun(self._tracing, draft)
             try:
+                self.event_types.check_now(draft.tenant, draft.type, draft.content_type, draft.body)
                 stored = self._transactional.put(connection, outbox_event(draft, self._store_time()))
             except BaseException as error:
                 if span is not None:
@@ -495,7 +503,10 @@ class Dispatcher:
         drafts: list[EventDraft] = []
         for event in events:
             try:
-                drafts.append(self._draft(**dict(event)))
+                draft = self._draft(**dict(event))
+                if self.event_types.any:
+                    await self.event_types.check(draft.tenant, draft.type, draft.content_type, draft.body)
+                drafts.append(draft)
                 outcomes.append(None)
             except (TypeError, ValueError) as error:
                 outcomes.append(error)
@@ -700,7 +711,9 @@ class Dispatcher:
         return await self.deliveries.withdraw(endpoint)
 
     def _followers(self, clock: Clock, entropy: Entropy) -> Mapping[str, Callable[[], Awaitable[None]]]:
-        own = OwnOutbox(self.store, self._take_outbox, self._owns_part_0, self._notices, clock, entropy)
+        own = OwnOutbox(
+            self.store, self._take_outbox, self.event_types.check, self._owns_part_0, self._notices, clock, entropy
+        )
         return {
             "outbox": own.run,
             "rollout": self._move_rollout,
@@ -722,8 +735,10 @@ class Dispatcher:
     async def _admit(self, tenant: str, size: int) -> None:
         await self._limiter.check(tenant, size)
 
-    async def _take_outbox(self, events: Sequence[OutboxEvent]) -> Sequence[tuple[OutboxEvent, EnqueueResult]]:
-        return await self._ready_intake().take_outbox(events)
+    async def _take_outbox(
+        self, events: Sequence[OutboxEvent], nobodys: Collection[int] = ()
+    ) -> Sequence[tuple[OutboxEvent, EnqueueResult]]:
+        return await self._ready_intake().take_outbox(events, nobodys)
 
     def _owned_parts(self) -> Collection[int]:
         return list(self._leases.epochs)

@@ -53,6 +53,10 @@ class Plan(NamedTuple):
     """All of them, also those still to be made."""
 
 
+NOBODY: Final = Plan((), None, 0)
+"""An event that is kept and goes nowhere."""
+
+
 class FanOuts:
     """Makes plans, and carries out what a plan left over. `store_time` is the store's clock in UTC microseconds."""
 

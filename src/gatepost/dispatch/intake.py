@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,7 +19,7 @@ from gatepost.deadline.context import detached_context
 from gatepost.delivery.ids import EVENT, IdSource, encode_id
 from gatepost.delivery.records import Receipt
 from gatepost.dispatch.bodies import Bodies
-from gatepost.dispatch.fan_out import FanOuts
+from gatepost.dispatch.fan_out import NOBODY, FanOuts
 from gatepost.dispatch.new_event import EventDraft, sub_of
 from gatepost.dispatch.notices import Notices
 from gatepost.dispatch.tenant_limits import TenantLimiter
@@ -157,10 +157,13 @@ class Intake:
             if isinstance(result, Receipt | Exception)
         ]
 
-    async def take_outbox(self, events: Sequence[OutboxEvent]) -> Sequence[tuple[OutboxEvent, EnqueueResult]]:
-        """Fan out events that publishers stored. What conflicts is returned too, and must be dropped by the caller."""
+    async def take_outbox(
+        self, events: Sequence[OutboxEvent], nobodys: Collection[int] = ()
+    ) -> Sequence[tuple[OutboxEvent, EnqueueResult]]:
+        """Fan out events that publishers stored; those whose ids are `nobodys` are stored without a delivery. What conflicts is
+        returned too, and must be dropped by the caller."""
         await self._fan_outs.learn_order({event.tenant for event in events if event.ordering_key is not None})
-        new_events = [self._from_outbox(event) for event in events]
+        new_events = [self._from_outbox(event, nobodys=event.event_id in nobodys) for event in events]
         results: list[EnqueueResult] = []
         while len(results) < len(new_events):
             portion = _first_portion(new_events[len(results) :])
@@ -217,7 +220,7 @@ class Intake:
         )
         return event, plan.deliveries
 
-    def _from_outbox(self, event: OutboxEvent) -> NewEvent:
+    def _from_outbox(self, event: OutboxEvent, *, nobodys: bool = False) -> NewEvent:
         now = self._store_time()
         due = now if event.not_before is None else max(now, event.not_before)
         if event.outbox_id:  # of the store's own outbox, where it was committed by a process that knows no limits
@@ -226,7 +229,7 @@ class Intake:
                 self._notices.tenant_over_limit(event.tenant, "events or bytes a second")
             due = max(due, now + late)
         sub = sub_of(event.priority, event.ordering_key)
-        plan = self._fan_outs.plan(event.event_id, event.tenant, event.type, sub, due)
+        plan = NOBODY if nobodys else self._fan_outs.plan(event.event_id, event.tenant, event.type, sub, due)
         return NewEvent(
             event_id=event.event_id,
             tenant=event.tenant,

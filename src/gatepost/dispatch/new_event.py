@@ -72,10 +72,7 @@ def draft_event(
 
     Raises `PayloadTooLarge`, `ConfigurationError`, `ValueError` or `TypeError`, each saying what to write instead.
     """
-    if not isinstance(type, str) or _TYPE.fullmatch(type) is None:
-        raise ConfigurationError(
-            f"type={type!r}: write 1 to 128 letters, digits and any of _ . : / -, such as 'invoice.paid'"
-        )
+    check_type(type)
     if type.startswith(RESERVED_TYPES):
         raise ConfigurationError(
             f"type={type!r}: types that begin with {RESERVED_TYPES!r} are Gatepost's own: write another"
@@ -103,6 +100,14 @@ def draft_event(
         _when(not_before, now_us),
         None if traceparent is None else kept_context(traceparent, tracestate),
     )
+
+
+def check_type(name: str) -> None:
+    """Raises `ConfigurationError` for what is no event type."""
+    if not isinstance(name, str) or _TYPE.fullmatch(name) is None:
+        raise ConfigurationError(
+            f"type={name!r}: write 1 to 128 letters, digits and any of _ . : / -, such as 'invoice.paid'"
+        )
 
 
 def check_outbox_event(event: OutboxEvent, max_payload: int, now: int) -> None:

@@ -74,6 +74,16 @@ class Notices:
         fields: dict[str, str | int | float | bool] = {"event_id": event_id, "outbox": place, "code": code}
         self._tell(OperationalObservation("outbox_set_aside", message, tenant, None, fields))
 
+    def event_set_aside(self, tenant: str, event_id: str, code: str, why: str) -> None:
+        """A publisher's event cannot be delivered to anybody. Said each time: it is somebody's data."""
+        message = (
+            f"event {event_id} of tenant {tenant} was set aside ({code}): {why}; it is kept without deliveries: publish it again, "
+            "mended"
+        )
+        self._tell(
+            OperationalObservation("outbox_set_aside", message, tenant, None, {"event_id": event_id, "code": code})
+        )
+
     def outbox_unavailable(self, place: str, error: str) -> None:
         """A producer's database does not answer; what it committed waits there."""
         self._say("outbox_unavailable", f"outbox {error}", place, None, None)

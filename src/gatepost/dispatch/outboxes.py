@@ -20,7 +20,7 @@ from gatepost.clock import Clock, Entropy
 from gatepost.delivery.ids import EVENT, ScatteredIds, encode_id, id_time_us
 from gatepost.dispatch.new_event import check_outbox_event
 from gatepost.dispatch.notices import Notices
-from gatepost.errors import GatepostError, LimitExceeded, NotFound
+from gatepost.errors import GatepostError, LimitExceeded, NotFound, PayloadInvalid
 from gatepost.store.outbox.source import Look, OutboxSource, OutboxUnavailable, Verdict
 from gatepost.store.rows import EnqueueResult, OutboxEvent
 
@@ -51,6 +51,8 @@ Take = Callable[[Sequence[OutboxEvent]], Awaitable[Sequence[tuple[OutboxEvent, E
 Admit = Callable[[str, int], Awaitable[None]]
 """Counts an event of a tenant and its size; raises `LimitExceeded`, `NotFound` for a tenant that takes none, and what the store
 raises."""
+Fits = Callable[[str, str, str, bytes], Awaitable[None]]
+"""Tenant, type, content type and payload; raises `PayloadInvalid`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ class OutboxFollower:
         source: OutboxSource,
         take: Take,
         admit: Admit,
+        fits: Fits,
         owns: Callable[[], bool],
         notices: Notices,
         store_time: Callable[[], int],
@@ -88,6 +91,7 @@ class OutboxFollower:
         self._source = source
         self._take = take
         self._admit = admit
+        self._fits = fits
         self._owns = owns
         self._notices = notices
         self._store_time = store_time
@@ -177,6 +181,11 @@ class OutboxFollower:
         times = (id_time_us(event.event_id), event.created_at)
         if not all(now - FRESH_US < time < now + AHEAD_US for time in times):
             self._renumber(verdict, event, "its id or created_at is too old, or ahead of the clock")
+            return False
+        try:
+            await self._fits(event.tenant, event.type, event.content_type, event.body)
+        except PayloadInvalid as error:
+            self._set_aside(verdict, event.event_id, event.tenant, "payload_invalid", str(error))
             return False
         try:
             await self._admit(event.tenant, len(event.body))

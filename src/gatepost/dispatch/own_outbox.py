@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -17,7 +17,7 @@ from gatepost.clock import Clock, Entropy
 from gatepost.delivery.ids import EVENT, ScatteredIds, encode_id
 from gatepost.dispatch.new_event import check_outbox_event
 from gatepost.dispatch.notices import Notices
-from gatepost.errors import GatepostError
+from gatepost.errors import GatepostError, PayloadInvalid
 from gatepost.store.port import DeliveryStore
 from gatepost.store.rows import EnqueueResult, OutboxEvent
 
@@ -32,7 +32,10 @@ SKIPPED_MAX: Final = 1_000
 ANY_SIZE: Final = 1 << 31
 """Publishers of our own store have their own `max_payload`, and what they stored was accepted."""
 
-Take = Callable[[Sequence[OutboxEvent]], Awaitable[Sequence[tuple[OutboxEvent, EnqueueResult]]]]
+Take = Callable[[Sequence[OutboxEvent], Collection[int]], Awaitable[Sequence[tuple[OutboxEvent, EnqueueResult]]]]
+"""The second argument: ids of events that go to nobody."""
+Fits = Callable[[str, str, str, bytes], Awaitable[None]]
+"""Tenant, type, content type and payload; raises `PayloadInvalid`."""
 
 _log = logging.getLogger("gatepost.dispatch")
 
@@ -44,6 +47,7 @@ class OwnOutbox:
         self,
         store: DeliveryStore,
         take: Take,
+        fits: Fits,
         owns: Callable[[], bool],
         notices: Notices,
         clock: Clock,
@@ -51,6 +55,7 @@ class OwnOutbox:
     ) -> None:
         self._store = store
         self._take = take
+        self._fits = fits
         self._owns = owns
         self._notices = notices
         self._clock = clock
@@ -78,7 +83,14 @@ class OwnOutbox:
         events = [event for event in found if event.outbox_id not in self._skipped and self._makes_sense(event)]
         if not events:
             return False
-        conflicts = [(event, result) for event, result in await self._taken(events) if result.conflict]
+        misfits = await self._misfits(events)
+        taken = await self._taken(events, misfits)
+        conflicts = [(event, result) for event, result in taken if result.conflict]
+        for event, result in taken:
+            if event.event_id in misfits and not (result.conflict or result.duplicate):
+                self._notices.event_set_aside(
+                    event.tenant, encode_id(EVENT, event.event_id), "payload_invalid", misfits[event.event_id]
+                )
         for event, result in conflicts:
             if result.event_id == event.event_id:
                 await self._renumber(event)
@@ -89,9 +101,22 @@ class OwnOutbox:
                 self._notices.event_dropped(event.tenant, encode_id(EVENT, event.event_id))
         return True
 
-    async def _taken(self, events: Sequence[OutboxEvent]) -> Sequence[tuple[OutboxEvent, EnqueueResult]]:
+    async def _misfits(self, events: Sequence[OutboxEvent]) -> dict[int, str]:
+        """Events that do not fit the schema of their type, and why: whoever published them knew no schemas, and was told that
+        they are stored. So they are, and go to nobody."""
+        found = {}
+        for event in events:
+            try:
+                await self._fits(event.tenant, event.type, event.content_type, event.body)
+            except PayloadInvalid as error:
+                found[event.event_id] = str(error)
+        return found
+
+    async def _taken(
+        self, events: Sequence[OutboxEvent], misfits: Collection[int]
+    ) -> Sequence[tuple[OutboxEvent, EnqueueResult]]:
         try:
-            return await self._take(events)
+            return await self._take(events, misfits)
         except GatepostError:
             raise  # ours, whatever the event
         except Exception:  # noqa: BLE001 - one event that no store can take must not hold back all others
@@ -99,7 +124,7 @@ class OwnOutbox:
         results: list[tuple[OutboxEvent, EnqueueResult]] = []
         for event in events:
             try:
-                results += await self._take([event])
+                results += await self._take([event], misfits)
             except GatepostError:
                 raise
             except Exception as error:  # noqa: BLE001

@@ -24,6 +24,7 @@ from gatepost.service.api import (
     deliveries,
     doctor,
     endpoints,
+    event_types,
     fleet,
     health,
     ingest,
@@ -52,6 +53,7 @@ nothing has time to upload a batch over a slow line; the store answers within `p
 
 ROUTED: Final = (
     endpoints,
+    event_types,
     deliveries,
     dead_letters,
     tenants,

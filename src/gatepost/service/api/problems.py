@@ -21,6 +21,7 @@ from gatepost.errors import (
     LimitExceeded,
     NotFound,
     Overloaded,
+    PayloadInvalid,
     PayloadTooLarge,
     StoreError,
 )
@@ -43,6 +44,7 @@ CODES: Final[Mapping[str, tuple[int, str]]] = {
         "Without API keys, only requests to a loopback host name from outside a browser are served.",
     ),
     "destination_denied": (422, "The URL may not be called; `reason` is the code of the rule."),
+    "payload_invalid": (422, "The payload does not fit the schema of its event type; `errors` says where."),
     "invalid_request": (422, "A field is missing, unknown or impossible."),
     "rate_limited": (429, "The tenant is over one of its limits."),
     "internal_error": (500, "A fault of ours; the log has more."),
@@ -106,6 +108,11 @@ def problem_of(error: GatepostError) -> Problem:
             return Problem("conflict", str(error))
         case PayloadTooLarge():
             return Problem("payload_too_large", str(error))
+        case PayloadInvalid():
+            errors = [
+                {"pointer": one.pointer, "keyword": one.keyword, "expected": one.expected} for one in error.violations
+            ]
+            return Problem("payload_invalid", str(error), {"errors": errors})
         case LimitExceeded():
             return Problem("rate_limited", str(error), retry_after=error.retry_after)
         case Overloaded():

@@ -17,6 +17,7 @@ from gatepost.service.cli import (
     deliveries,
     egress,
     endpoint,
+    event_type,
     hostile,
     policy,
     policy_shadow,
@@ -52,6 +53,7 @@ app.command()(capacity)
 app.command()(doctor)
 endpoint.app.command()(reseal)
 app.add_typer(endpoint.app, name="endpoint")
+app.add_typer(event_type.app, name="event-type")
 app.add_typer(deliveries.app, name="deliveries")
 app.add_typer(dead.app, name="dead")
 app.add_typer(tenant.tenants, name="tenant")

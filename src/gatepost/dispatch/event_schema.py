@@ -1,0 +1,278 @@
+"""A JSON Schema (2020-12) of an event type: what is taken as one, and whether a payload fits, in bounded time.
+
+Refused are references to other documents (nobody fetches a tenant's URL), patterns that could run without end, and schemas that
+are large or deep. A check counts its steps and gives up, which refuses the payload. The only module that imports jsonschema;
+called by `dispatch.event_types`. What a payload holds is never repeated in what is said of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+from gatepost.dispatch.schema_patterns import BoundedPattern, bounded
+from gatepost.errors import ConfigurationError, Violation
+
+SCHEMA_BYTES_MAX: Final = 65_536
+SCHEMA_DEPTH_MAX: Final = 32
+SCHEMA_NODES_MAX: Final = 2_000
+"""Objects, lists and values in a schema."""
+STEPS_INLINE: Final = 5_000
+"""Keywords checked on the event loop, some 20 ms at worst; a payload that takes more is checked in a thread."""
+STEPS_MAX: Final = 100_000
+"""Keywords checked for one payload; then it counts as one that does not fit."""
+PATTERN_STEPS: Final = 1_000
+"""Steps of a regular expression that weigh as much as one keyword."""
+VIOLATIONS_MAX: Final = 10
+"""Told of one payload."""
+EXPECTED_CHARS_MAX: Final = 200
+DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+_NOT_TAKEN: Final[Mapping[str, str]] = {
+    "patternProperties": "name the properties, or limit their names with propertyNames",
+    "$dynamicRef": "write $ref",
+    "$dynamicAnchor": "write $anchor",
+}
+
+Keyword = Callable[[Any, Any, Any, Any], Iterator[Any] | None]
+
+
+class StepsExceeded(Exception):
+    """The budget of a check is used up."""
+
+
+@dataclass(slots=True)
+class _Budget:
+    """Of one check, and the patterns of its schema."""
+
+    left: int
+    patterns: Mapping[str, BoundedPattern]
+
+    def take(self, steps: int = 1) -> None:
+        self.left -= steps
+        if self.left < 0:
+            raise StepsExceeded
+
+
+_BUDGET: ContextVar[_Budget] = ContextVar("schema_budget")
+"""Of the check that runs; keywords are plain functions that are given nothing of ours."""
+
+
+class CompiledSchema:
+    """A schema that was checked, ready to check payloads."""
+
+    def __init__(self, schema: Any, patterns: Mapping[str, BoundedPattern]) -> None:
+        self._validator = _validator()(schema)
+        self._patterns = patterns
+
+    def violations(self, body: bytes, steps: int = STEPS_MAX) -> tuple[Violation, ...]:
+        """What does not fit, at most `VIOLATIONS_MAX`; empty: it fits. Raises `StepsExceeded`."""
+        try:
+            payload = json.loads(body, parse_constant=_no_constant)
+        except (ValueError, RecursionError):
+            return (Violation("", "type", "JSON"),)
+        found: list[Violation] = []
+        mark = _BUDGET.set(_Budget(steps, self._patterns))
+        try:
+            for error in self._validator.iter_errors(payload):
+                for violation in _told(error):
+                    if violation not in found:
+                        found.append(violation)
+                if len(found) >= VIOLATIONS_MAX:
+                    break
+        except (RecursionError, OverflowError):
+            raise StepsExceeded from None
+        finally:
+            _BUDGET.reset(mark)
+        return tuple(found[:VIOLATIONS_MAX])
+
+
+def compile_schema(document: str) -> CompiledSchema:
+    """The schema in this JSON text. Raises `ConfigurationError` saying what to write instead."""
+    try:
+        import jsonschema
+    except ImportError:
+        raise ConfigurationError("event schemas need jsonschema: pip install 'gatepost[server]'") from None
+    if len(document.encode()) > SCHEMA_BYTES_MAX:
+        raise ConfigurationError(f"the schema has more than {SCHEMA_BYTES_MAX} bytes: describe less, or in fewer words")
+    try:
+        schema = json.loads(document, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        raise ConfigurationError("the schema is not JSON") from None
+    if not isinstance(schema, dict):
+        raise ConfigurationError('a schema is a JSON object, such as {"type": "object"}')
+    if schema.get("$schema", DIALECT).rstrip("#") != DIALECT:
+        raise ConfigurationError(f"$schema is another dialect: write {DIALECT}, or leave it out")
+    patterns: dict[str, BoundedPattern] = {}
+    _check(schema, patterns)
+    schema = {
+        key: value for key, value in schema.items() if key != "$id"
+    }  # nothing refers to it, and it would change what # is
+    validator = jsonschema.Draft202012Validator
+    try:
+        validator.check_schema(schema)
+    except jsonschema.SchemaError as error:
+        raise ConfigurationError(
+            f"the schema is wrong at {_pointer(error.absolute_path) or '/'}: {error.message[:300]}"
+        ) from None
+    compiled = CompiledSchema(schema, patterns)
+    _check_references(validator, schema)
+    for probe in (b"null", b"{}", b"[]", b'""', b"0"):  # a reference to itself alone would never end
+        try:
+            compiled.violations(probe, STEPS_INLINE)
+        except StepsExceeded:
+            raise ConfigurationError(
+                "the schema cannot be checked in bounded time: does a $ref lead to itself?"
+            ) from None
+    return compiled
+
+
+# ---------------------------------------------------------------------------------------------- what is taken
+
+
+def _check(schema: Any, patterns: dict[str, BoundedPattern]) -> None:
+    """Size, depth, references and patterns, everywhere: more than needed inside `enum` and `const`, and never less."""
+    todo: list[tuple[Any, int, bool]] = [(schema, 1, True)]
+    nodes = 0
+    while todo:
+        value, depth, top = todo.pop()
+        nodes += 1
+        if nodes > SCHEMA_NODES_MAX or depth > SCHEMA_DEPTH_MAX:
+            raise ConfigurationError(
+                f"the schema is too large: at most {SCHEMA_NODES_MAX} values and {SCHEMA_DEPTH_MAX} levels are taken"
+            )
+        if isinstance(value, list):
+            todo += [(one, depth + 1, False) for one in value]
+        elif isinstance(value, dict):
+            todo += [(one, depth + 1, False) for one in value.values()]
+            _check_keywords(value, top, patterns)
+
+
+def _check_keywords(value: Mapping[str, Any], top: bool, patterns: dict[str, BoundedPattern]) -> None:
+    reference = value.get("$ref")
+    if isinstance(reference, str) and not reference.startswith("#"):
+        raise ConfigurationError(
+            f"$ref {reference[:80]!r} leads to another document, which is never fetched: copy it to $defs and write #/$defs/…"
+        )
+    if isinstance(value.get("$id"), str) and not top:
+        raise ConfigurationError("$id inside a schema makes another document of it: leave it out")
+    for name, instead in _NOT_TAKEN.items():
+        if name in value and isinstance(value[name], dict | str):
+            raise ConfigurationError(f"{name} is not taken: {instead}")
+    pattern = value.get("pattern")
+    if isinstance(pattern, str) and pattern not in patterns:
+        patterns[pattern] = bounded(pattern)
+
+
+def _check_references(validator: type[Any], schema: Any) -> None:
+    """Each one leads somewhere."""
+    from referencing.exceptions import Unresolvable
+
+    resolver = validator(schema)._resolver  # noqa: SLF001 - there is no public way to ask before a payload comes
+    todo: list[Any] = [schema]
+    while todo:
+        value = todo.pop()
+        if isinstance(value, dict):
+            reference = value.get("$ref")
+            if isinstance(reference, str):
+                try:
+                    resolver.lookup(reference)
+                except Unresolvable:
+                    raise ConfigurationError(f"$ref {reference[:80]!r} leads nowhere in this schema") from None
+            todo += value.values()
+        elif isinstance(value, list):
+            todo += value
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(name)  # NaN and Infinity are no JSON
+
+
+# ---------------------------------------------------------------------------------------------------- checking
+
+
+@cache
+def _validator() -> Any:
+    """Draft 2020-12 with keywords that count, and our own for those whose cost does not follow from their number."""
+    from jsonschema import Draft202012Validator, ValidationError, validators
+
+    def counting(keyword: Any) -> Keyword:
+        def counted(own: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any] | None:
+            _BUDGET.get().take()
+            found: Iterator[Any] | None = keyword(own, value, instance, schema)
+            return found
+
+        return counted
+
+    def pattern(own: Any, value: str, instance: Any, _: Any) -> Iterator[Any]:
+        if not own.is_type(instance, "string"):
+            return
+        budget = _BUDGET.get()
+        known = budget.patterns[value]
+        limit = known.chars_max
+        if limit is not None and len(instance) > limit:
+            yield ValidationError(f"at most {limit} characters, as far as this pattern is tried")
+            return
+        budget.take(1 + known.steps(len(instance)) // PATTERN_STEPS)
+        if known.expression.search(instance) is None:
+            yield ValidationError("")
+
+    def unique_items(own: Any, value: bool, instance: Any, _: Any) -> Iterator[Any]:
+        if not value or not own.is_type(instance, "array"):
+            return
+        budget, seen = _BUDGET.get(), set()
+        for item in instance:
+            text = json.dumps(_canonical(item, budget), sort_keys=True)
+            if text in seen:
+                yield ValidationError("")
+                return
+            seen.add(text)
+
+    keywords: dict[str, Any] = {name: counting(keyword) for name, keyword in Draft202012Validator.VALIDATORS.items()}
+    own = {"pattern": counting(pattern), "uniqueItems": counting(unique_items)}
+    return validators.extend(Draft202012Validator, {**keywords, **own})  # type: ignore[no-untyped-call]
+
+
+def _canonical(value: Any, budget: _Budget) -> Any:
+    """1 and 1.0 are the same number."""
+    budget.take()
+    if isinstance(value, list):
+        return [_canonical(one, budget) for one in value]
+    if isinstance(value, dict):
+        return {name: _canonical(one, budget) for name, one in value.items()}
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _told(error: Any) -> Iterator[Violation]:
+    """Where and what was expected, without anything of the payload."""
+    keyword, value, instance = error.validator, error.validator_value, error.instance
+    pointer = _pointer(error.absolute_path)
+    match keyword:
+        case "required":
+            for name in value:
+                if isinstance(instance, dict) and name not in instance:
+                    yield Violation(pointer, keyword, f"a property {name!r}")
+        case "additionalProperties" if value is False:
+            known = error.schema.get("properties", {})
+            yield Violation(pointer, keyword, _shown(f"no other properties than {', '.join(known) or 'none'}"))
+        case "pattern" if error.message:
+            yield Violation(pointer, keyword, error.message)
+        case None:
+            yield Violation(pointer, "false", "nothing here")
+        case "anyOf" | "oneOf" | "allOf" | "not" | "if" | "contains" | "unevaluatedProperties" | "unevaluatedItems":
+            yield Violation(pointer, keyword, f"what the schema's {keyword} says")
+        case _:
+            plain = keyword in ("type", "pattern") and isinstance(value, str)
+            yield Violation(pointer, keyword, _shown(value if plain else json.dumps(value)))
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= EXPECTED_CHARS_MAX else text[: EXPECTED_CHARS_MAX - 1] + "…"
+
+
+def _pointer(path: Any) -> str:
+    """RFC 6901."""
+    return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in path)
