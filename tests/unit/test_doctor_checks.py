@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +33,7 @@ from gatepost.service.doctor.sockets import count_sockets
 from gatepost.telemetry import AttemptObservation, DeliveryObservation, OperationalObservation
 from gatepost.testing.virtual import VirtualClock
 
+ROOT = Path(__file__).resolve().parents[2]
 LIMITS = LimitFacts(
     phases={"connect": 3.0, "read": 10.0},
     attempt_budget=18.0,
@@ -200,6 +203,12 @@ def test_processes_with_other_limits_are_told_apart_by_what_differs() -> None:
     assert limits_differ(same) is None
     other = {"node": "c", "limits": {**limits, "keepalive_expiry": 60.0}}
     assert one(limits_differ([*same, other])).evidence == ("a, b: keepalive_expiry=30.0", "c: keepalive_expiry=60.0")
+
+
+def test_the_page_explains_every_finding_and_no_other() -> None:
+    """Somebody looks the code up at night."""
+    rows = re.findall(r"^\| (`[^|]+) \|", (ROOT / "docs" / "how-to" / "diagnose.md").read_text(), re.MULTILINE)
+    assert sorted(code for row in rows for code in re.findall(r"`(\w+)`", row)) == sorted(Code)
 
 
 TABLE = """\
