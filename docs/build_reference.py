@@ -18,6 +18,7 @@ from docs.page_metrics import render_metrics
 from docs.page_outcomes import render_outcomes
 from docs.page_python import render_python
 from docs.page_settings import render_settings
+from docs.page_states import render_states
 from docs.tables import COMMAND
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -26,6 +27,7 @@ PAGES = {
     REFERENCE / "deadline.md": render_deadline,
     REFERENCE / "decisions.md": render_decisions,
     REFERENCE / "settings.md": render_settings,
+    REFERENCE / "states.md": render_states,
     REFERENCE / "api.md": render_api,
     REFERENCE / "cli.md": render_cli,
     REFERENCE / "python.md": render_python,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, get_type_hints
+from enum import Enum
+from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import typer.main
 
@@ -67,6 +68,11 @@ def _name(argument: Any) -> str:
 
 def _kind(hint: Any) -> str:
     """What to write for a value of this type."""
+    for part in (hint, *get_args(hint)):
+        if isinstance(part, type) and issubclass(part, Enum):
+            return "|".join(str(one.value) for one in part)
+        if get_origin(part) is Literal:
+            return "|".join(map(str, get_args(part)))
     named = str(hint)
     if "Path" in named:
         return "FILE"
@@ -76,7 +82,7 @@ def _kind(hint: Any) -> str:
 def _option(option: Any, hints: Mapping[str, Any]) -> tuple[str, str]:
     """How it is written, and what it is for."""
     names = ", ".join(f"`{name}`" for name in [*option.opts, *option.secondary_opts])
-    kind = "" if option.is_flag else f" `{option.metavar or _kind(hints.get(option.name))}`"
+    kind = "" if option.is_flag else f" `{option.metavar or _kind(hints.get(option.name))}`".replace("|", "\\|")
     text = (option.help or "").rstrip(".").replace("|", "\\|")
     more = []
     if option.multiple and "repeat" not in text:
