@@ -157,7 +157,6 @@ async def open_service(
         await keys.refresh()
         if place.public:
             check_bind(settings.listen.host, has_keys=not keys.empty)
-        sizes = StoreSizes(dispatcher.store)
         service = Service(
             dispatcher=dispatcher,
             store=dispatcher.store,
@@ -169,7 +168,6 @@ async def open_service(
             metrics_public=settings.metrics.public,
             signing_keys=signing_keys(settings),
             pulse=pulse,
-            sizes=sizes,
             doctor=Doctor(
                 dispatcher,
                 dispatcher.store,
@@ -180,6 +178,7 @@ async def open_service(
             ),
             clock=clock,
         )
+        sizes = StoreSizes(dispatcher.store)
         watch_dispatcher(metrics, dispatcher, clock)
         watch_store(metrics, sizes)
         pages = None if own is None else create_pages(service)

@@ -16,7 +16,6 @@ from gatepost.service.api.auth import Caller, KeyRing
 from gatepost.service.api.problems import Problem, not_found
 from gatepost.service.console.pulse import Pulse
 from gatepost.service.doctor.collect import Doctor
-from gatepost.service.gauges import StoreSizes
 from gatepost.service.logs import Logs
 from gatepost.service.metrics import Metrics
 from gatepost.store.port import AuditEntry, Store
@@ -44,8 +43,6 @@ class Service:
     this process."""
     pulse: Pulse = field(default_factory=lambda: Pulse(SYSTEM_CLOCK))
     """The last minutes of this process, for the console."""
-    sizes: StoreSizes | None = None
-    """What the store said of its sizes last."""
     doctor: Doctor | None = None
     """Gathers what `gatepost doctor` judges."""
     clock: Clock = SYSTEM_CLOCK

@@ -33,6 +33,7 @@ from gatepost.service.console import (
     static,
 )
 from gatepost.service.console.headers import SafeHeaders
+from gatepost.service.console.kept import Kept
 from gatepost.service.console.render import url
 from gatepost.service.console.session import Sessions
 from gatepost.service.console.signin import path_within
@@ -75,6 +76,7 @@ def console_framework(service: Service) -> FastAPI:
     """The application without its headers: for the mounted console, and for tests that walk its routes."""
     app = FastAPI(title="Gatepost console", openapi_url=None, docs_url=None, redoc_url=None)
     app.state.service = service
+    app.state.kept = Kept(service.clock)
     app.state.sessions = Sessions(service.signing_keys, service.clock, service.entropy)
     for module in OPEN:
         app.include_router(module.router)

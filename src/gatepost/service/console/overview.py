@@ -29,8 +29,11 @@ WORST_SHOWN: Final = 12
 NEWS_SHOWN: Final = 20
 DEAD_COUNTED: Final = 100
 """Dead letters of a tenant are counted up to this: the store keeps no sum by tenant."""
+TOTALS_SECONDS: Final = 1.5
+"""The store's sums serve everybody who looks for so long: less than the page's interval, and at most some milliseconds a second."""
 CHART_WIDTH: Final = 720
 CHART_HEIGHT: Final = 90
+LABELS_HEIGHT: Final = 16
 
 router = APIRouter()
 
@@ -96,7 +99,7 @@ async def _figures(view: View) -> dict[str, Any]:
     look = together([own_look(service, tenant)])
     series = look["series"]
     failing = await _failing(service, tenant, look)
-    dead, dead_is_all = await _dead(service, tenant)
+    waiting, dead, dead_is_all = await _stored(view, tenant)
     attempts, delivered = sum(series["attempts"]), sum(series["delivered"])
     return {
         "look": look,
@@ -108,7 +111,7 @@ async def _figures(view: View) -> dict[str, Any]:
         "ours": sum(series["ours"]),
         "died": sum(series["dead"]),
         "shed": sum(look["sheds"].values()),
-        "waiting": await _waiting(service, tenant),
+        "waiting": waiting,
         "dead": dead,
         "dead_is_all": dead_is_all,
         "failing": failing,
@@ -118,20 +121,14 @@ async def _figures(view: View) -> dict[str, Any]:
     }
 
 
-async def _waiting(service: Service, tenant: str | None) -> int | None:
-    if tenant is not None:
-        return await service.store.backlog_of(tenant)
-    totals = None if service.sizes is None else service.sizes.totals
-    return None if totals is None else totals.waiting
-
-
-async def _dead(service: Service, tenant: str | None) -> tuple[int | None, bool]:
-    """How many dead letters there are, and whether that is all of them."""
+async def _stored(view: View, tenant: str | None) -> tuple[int, int, bool]:
+    """What waits, how many dead letters there are, and whether these are all of them."""
+    store = view.service.store
     if tenant is None:
-        totals = None if service.sizes is None else service.sizes.totals
-        return (None, True) if totals is None else (totals.dead, True)
-    page = await service.store.dead_letters(DeadFilter(tenant=tenant), None, DEAD_COUNTED)
-    return len(page.items), page.next is None
+        totals = await view.kept.get("totals", None, TOTALS_SECONDS, store.totals)
+        return totals.waiting, totals.dead, True
+    page = await store.dead_letters(DeadFilter(tenant=tenant), None, DEAD_COUNTED)
+    return await store.backlog_of(tenant), len(page.items), page.next is None
 
 
 async def _failing(service: Service, tenant: str | None, look: Mapping[str, Any]) -> Sequence[Failing]:
@@ -186,8 +183,11 @@ def _chart(series: Mapping[str, Sequence[int]]) -> Markup:
             if value:
                 height = max(1.0, value / highest * (CHART_HEIGHT - 14))
                 parts.append(svg.block(place * step + 1, CHART_HEIGHT - height, step - 2, height, css, title))
+    parts.append(svg.block(0, CHART_HEIGHT - 1, CHART_WIDTH, 1, "axis", ""))
+    parts.append(svg.words(0, CHART_HEIGHT + 13, "five minutes ago", "axis"))
+    parts.append(svg.words(CHART_WIDTH, CHART_HEIGHT + 13, "now", "axis", anchor="end"))
     parts.append(svg.words(CHART_WIDTH, 10, f"{highest:,.1f}/s at most", "axis", anchor="end"))
     label = (
         f"Attempts per second over the last five minutes, at most {highest:.1f}, failed ones at most {max(failed):.1f}"
     )
-    return Markup(svg.inline(CHART_WIDTH, CHART_HEIGHT, label, "chart", parts))  # noqa: S704 - svg escapes
+    return Markup(svg.inline(CHART_WIDTH, CHART_HEIGHT + LABELS_HEIGHT, label, "chart", parts))  # noqa: S704 - svg escapes

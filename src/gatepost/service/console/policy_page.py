@@ -232,34 +232,15 @@ async def _rollout(view: View) -> dict[str, Any]:
 
 
 async def _evidence(view: View, rollout: Rollout) -> Evidence:
-    known = _kept(view).get("evidence")
-    now = view.service.clock.monotonic()
-    if known is None or known[0] != rollout or now - known[1] > REPORT_SECONDS:
-        known = (rollout, now, await view.service.dispatcher.rollout.evidence(rollout))
-        _kept(view)["evidence"] = known
-    evidence = known[2]
-    assert isinstance(evidence, Evidence)
-    return evidence
+    return await view.kept.get(
+        "evidence", rollout, REPORT_SECONDS, lambda: view.service.dispatcher.rollout.evidence(rollout)
+    )
 
 
 async def _shadow(view: View, number: int) -> ShadowReport:
-    known = _kept(view).get("shadow")
-    now = view.service.clock.monotonic()
-    if known is None or known[0] != number or now - known[1] > REPORT_SECONDS:
-        known = (number, now, await view.service.dispatcher.policy_reports.shadow(number))
-        _kept(view)["shadow"] = known
-    report = known[2]
-    assert isinstance(report, ShadowReport)
-    return report
-
-
-def _kept(view: View) -> dict[str, tuple[object, float, object]]:
-    """The last report of each kind, with what it is of and when it was made."""
-    state = view.request.app.state
-    if not hasattr(state, "policy_reports"):
-        state.policy_reports = {}
-    kept: dict[str, tuple[object, float, object]] = state.policy_reports
-    return kept
+    return await view.kept.get(
+        "shadow", number, REPORT_SECONDS, lambda: view.service.dispatcher.policy_reports.shadow(number)
+    )
 
 
 def _limits(text: str) -> dict[str, LayerValue]:

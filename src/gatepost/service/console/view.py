@@ -20,6 +20,7 @@ from gatepost.service.api.auth import check_loopback_host
 from gatepost.service.api.context import Service, owned_endpoint
 from gatepost.service.api.problems import Problem
 from gatepost.service.console.access import Access, access_of
+from gatepost.service.console.kept import Kept
 from gatepost.service.console.render import render, url
 from gatepost.service.console.session import COOKIE, NOTE_COOKIE, NOTE_SECONDS, PATH, Session, Sessions
 
@@ -118,6 +119,12 @@ class View(Visit):
         """Who it is, and what they may do."""
         assert self.let_in is not None, "made for somebody who was let in"
         return self.let_in
+
+    @property
+    def kept(self) -> Kept:
+        """Answers that those who look share for some seconds."""
+        kept: Kept = self.request.app.state.kept
+        return kept
 
     def fragment(self, template: str, **context: Any) -> Response:
         """The live part of a page."""
