@@ -80,6 +80,46 @@ async def test_every_page_answers_404_for_another_tenants_things_and_for_admins_
             assert "secret.type" in (await other_visitor.get("/deliveries")).text
 
 
+async def test_what_is_anothers_looks_exactly_like_what_never_was(tmp_path: Path) -> None:
+    """Without naming a tenant: an id that travelled must tell nobody whether it is one, how much waits behind it, or anything else."""
+    async with api(tmp_path, keyed=True) as service:
+        mine, _ = await tenant_key(service, "acme")
+        theirs, _ = await tenant_key(service, "other")
+        async with service.as_key(theirs) as other:
+            body = {"url": "https://hooks.example.com/", "probe": False}
+            endpoint = await ok(other.post("/v1/endpoints", json=body), 201)
+            await ok(other.post(f"/v1/endpoints/{endpoint['id']}/pause"))
+            event = await ok(other.post("/v1/events", json={"type": "secret.type", "payload": 1}), 202)
+            delivery = (await ok(other.get("/v1/deliveries")))["items"][0]
+        existing = {"endpoint_id": endpoint["id"], "delivery_id": delivery["id"], "event_id": event["event_id"]}
+        never = {name: text[:-4] + ("0000" if text[-4:] != "0000" else "1111") for name, text in existing.items()}
+        tried = 0
+        async with visiting(service.running.url, mine) as acme:
+            token = await acme.token()
+            for method, path in routes():
+                seen = []
+                for names in (existing, never):
+                    where = f"/console{path.format(**names)}"
+                    asked = {
+                        "endpoint": names["endpoint_id"], "delivery": names["delivery_id"], "event": names["event_id"],
+                        "rate": "50", "moved": "3", "began": "1", "next_due": "2", "confirmation": "purge", "why": "x",
+                    }  # fmt: skip
+                    if method == "GET":
+                        answer = await acme.client.get(where, params=asked)
+                    else:
+                        answer = await acme.client.post(where, data={**asked, "csrf": token})
+                    text = answer.text + answer.headers.get("location", "")
+                    for name, word in names.items():
+                        text = text.replace(word, name)
+                    # The times of a page that shows now, and of a replay that begins now.
+                    seen.append((answer.status_code, re.sub(r"[0-9]{10,}|datetime=.*?</time>|[0-9.]+ m?s\b", "", text)))
+                    acme.client.cookies.delete("gatepost_console_said", path="/console")
+                assert seen[0] == seen[1], (method, path)
+                tried += 1
+        assert tried >= 40
+        assert (await ok(service.client.get(f"/v1/deliveries/{delivery['id']}")))["state"] == "waiting"
+
+
 async def test_a_stranger_is_led_to_the_login_from_every_page(tmp_path: Path) -> None:
     """The guard stands in front of whole routers; a page without it would be one nobody looked at."""
     async with api(tmp_path, keyed=True) as service, visiting(service.running.url) as stranger:

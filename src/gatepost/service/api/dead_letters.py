@@ -16,6 +16,7 @@ from gatepost.service.api.context import (
     LimitQuery,
     ServiceDep,
     TenantQuery,
+    owned_endpoint,
     page_view,
     read_filter_id,
     read_id,
@@ -80,6 +81,9 @@ async def get_dead_letter(service: ServiceDep, caller: CallerDep, delivery_id: s
 async def replay_dead_letters(service: ServiceDep, caller: CallerDep, body: DeadReplay) -> dict[str, Any]:
     """Deliver dead letters again, with new windows and the same ids, their starts spread to at most `rate` a second."""
     where = _filter(caller, body)
+    if body.endpoint_id is not None and caller.tenant is not None:
+        # Another tenant's must look like one that is gone, which the replay refuses.
+        await owned_endpoint(service, caller, body.endpoint_id)
     letters = service.dispatcher.dead_letters
     if body.limit is None and body.not_before is None:
         replayed = await letters.replay(where, rate=body.rate)

@@ -14,6 +14,7 @@ from typing import Any, Final
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from gatepost.delivery.ids import ENDPOINT, encode_id
 from gatepost.dispatch.operations import REPLAY_RATE, REPLAY_RATE_MAX, REPLAY_RATE_MIN
 from gatepost.service.api.problems import Problem
 from gatepost.service.console.dead_letters import SelectionDep, count
@@ -73,6 +74,8 @@ async def replay(view: ViewDep) -> Response:
     selection = Selection.of_form(view.form)
     progress = _progress(view.form)
     where = selection.filter(view.access)
+    if where.endpoint is not None:
+        await view.endpoint(encode_id(ENDPOINT, where.endpoint))
     if progress.began:
         where = cut_off(where, progress.began)
     letters = view.service.dispatcher.dead_letters
@@ -114,8 +117,10 @@ async def _shown(view: View, selection: Selection, progress: Progress) -> dict[s
         # By the plan: one from the beginning on at each step of the rate.
         started = min(progress.moved, max(0, math.floor((now - progress.began) / 1e6 * progress.rate) + 1))
         died, died_is_all = await count(view.service, replace(where, died_from=progress.began, died_before=None))
-    endpoint = where.endpoint
-    backlog = None if endpoint is None else (await view.service.store.backlogs([endpoint])).get(endpoint)
+    waiting = None
+    if where.endpoint is not None and await _is_seen(view, where.endpoint):
+        backlog = (await view.service.store.backlogs([where.endpoint])).get(where.endpoint)
+        waiting = 0 if backlog is None else backlog.depth
     return {
         "asked": selection,
         "progress": progress,
@@ -123,9 +128,14 @@ async def _shown(view: View, selection: Selection, progress: Progress) -> dict[s
         "last_due": progress.next_due - round(1e6 / progress.rate) if progress.moved else None,
         "died": died,
         "died_is_all": died_is_all,
-        "waits_at": endpoint,
-        "waiting": 0 if backlog is None else backlog.depth,
+        "waiting": waiting,
     }
+
+
+async def _is_seen(view: View, endpoint: int) -> bool:
+    """How much waits behind an endpoint is its tenant's business."""
+    found = await view.service.store.endpoint(encode_id(ENDPOINT, endpoint))
+    return found is not None and view.access.tenant in (None, found.tenant)
 
 
 def _progress(given: Mapping[str, str]) -> Progress:
