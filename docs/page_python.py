@@ -15,9 +15,13 @@ from itertools import pairwise
 from typing import Any, Final
 
 import gatepost
+import gatepost.contrib.django.publishing
+import gatepost.contrib.fastapi
+import gatepost.errors
 import gatepost.receive
 import gatepost.receive.django
 import gatepost.receive.fastapi
+import gatepost.testing.pytest_plugin
 from docs.tables import generated_note, table
 from gatepost.dispatch.endpoints import Endpoints
 from gatepost.dispatch.operations import DeadLetters, Deliveries
@@ -29,6 +33,8 @@ STORING: Final = ("Dispatcher", "Publisher", "Receipt", "Endpoint")
 WORDS: Final = ("Outcome", "Phase", "RetrySafety", "Blame")
 SIGNING: Final = ("sign", "verify")
 ERRORS: Final = ("SignatureError", "ResolveError")
+"""The root has two of them; the page lists all."""
+FIXTURES: Final = ("gatepost_receiver", "published", "hostile")
 
 USED: Final[Mapping[type[Any], Sequence[str]]] = {
     gatepost.DispatchClient: ("deliver", "check_url", "statistics", "aclose"),
@@ -72,8 +78,54 @@ def render_python() -> str:
     for module in (gatepost.receive.fastapi, gatepost.receive.django):
         parts += [f"### `{module.__name__}`", _paragraphs(inspect.getdoc(module) or "")]
         parts += [part for name in ("webhook",) for part in _function(getattr(module, name), name)]
-    parts += ["## Errors", *_named(gatepost, ERRORS)]
+    parts += [
+        "## In FastAPI and Django applications",
+        "`from gatepost.contrib.fastapi import …`",
+        *_functions(gatepost.contrib.fastapi, ("dispatcher_lifespan", "publisher_lifespan")),
+        "As dependencies of routes: `DispatcherDep`, `PublisherDep`; to be replaced in tests: `get_dispatcher`, `get_publisher`.",
+        "`from gatepost.contrib.django import …`",
+        *_functions(gatepost.contrib.django.publishing, ("publish", "publish_on_commit")),
+        "## Test",
+        '`pytest_plugins = ["gatepost.testing.pytest_plugin"]` brings these fixtures; [how to use them](../how-to/test-your-receiver.md).',
+        table(
+            ("fixture", "what it is"),
+            [(f"`{name}`", " ".join(_fixture(name).split("\n\n")[0].split())) for name in FIXTURES],
+        ),
+        "## Errors",
+        "`from gatepost.errors import …`; all are `GatepostError`s. What the network did is never raised: it is an `Attempt`.",
+        table(
+            ("error", "is also", "when"),
+            [(f"`{error.__name__}`", _bases(error), " ".join(_text(error).split())) for error in _errors()],
+        ),
+    ]
     return "\n\n".join(parts) + "\n"
+
+
+def _functions(module: Any, names: Sequence[str]) -> Iterator[str]:
+    for name in names:
+        yield from _function(getattr(module, name), name, bold=True)
+
+
+def _fixture(name: str) -> str:
+    """What its docstring says."""
+    [text] = [
+        ast.get_docstring(node) or ""
+        for node in ast.parse(inspect.getsource(gatepost.testing.pytest_plugin)).body
+        if isinstance(node, ast.FunctionDef) and node.name == name
+    ]
+    return text
+
+
+def _errors() -> Iterator[type[Exception]]:
+    for found in vars(gatepost.errors).values():
+        if inspect.isclass(found) and issubclass(found, Exception) and found.__module__ == "gatepost.errors":
+            yield found
+
+
+def _bases(error: type[Exception]) -> str:
+    return ", ".join(
+        f"`{base.__name__}`" for base in error.__bases__ if base not in (Exception, gatepost.errors.GatepostError)
+    )
 
 
 def _named(module: Any, names: Sequence[str]) -> Iterator[str]:
