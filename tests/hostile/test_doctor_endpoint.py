@@ -120,7 +120,7 @@ async def test_what_fails_behind_the_connect_is_theirs(behaviour: str, code: str
 
 async def test_an_answer_that_is_slow_although_the_way_is_short_is_theirs() -> None:
     """The question of the checklist: consumer latency, or our egress path?"""
-    async with HostileServer("slow-ok", seconds=1.2) as server:
+    async with HostileServer("slow-ok", seconds=1.05) as server:
         seen = await look(server.url, policy=limits(connect_timeout=1.0, read_timeout=5.0))
     assert (seen.codes, seen.fault) == (["answer_slow"], Fault.THEIRS)
     assert "round trip" in seen.text

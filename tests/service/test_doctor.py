@@ -52,8 +52,25 @@ async def test_a_second_client_is_found_with_where_it_was_made(tmp_path: Path) -
         with pytest.warns(RuntimeWarning, match="a second DispatchClient"):
             await second.deliver(server.url, b"{}")
         evidence = finding(await examined(service.running.url), "second_client", "warning")
-        assert "2 clients are open" in evidence
+        assert "2 clients are open, 2 came into use since the start" in evidence
         assert "test_doctor.py" in evidence
+
+
+async def test_a_client_made_per_delivery_is_found_although_none_is_open_now(tmp_path: Path) -> None:
+    """The usual form of it: closed again before anybody can count it."""
+    async with api(tmp_path) as service, HostileServer("ok") as server:
+        await deliver(service, server, 1)
+
+        async def deliver_by_a_client_of_its_own() -> None:
+            async with DispatchClient(POLICY, egress=EGRESS) as client:
+                await client.deliver(server.url, b"{}")
+
+        for _ in range(2):
+            with pytest.warns(RuntimeWarning, match="a second DispatchClient"):
+                await deliver_by_a_client_of_its_own()
+        evidence = finding(await examined(service.running.url), "second_client", "warning")
+        assert "1 clients are open, 3 came into use since the start" in evidence
+        assert "deliver_by_a_client_of_its_own" in evidence
 
 
 async def test_a_phase_without_a_limit_is_found_in_the_running_process(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ WELL = ProcessFacts(
     parts=8,
     clock_skew=0.1,
     limits=LIMITS,
-    client=ClientFacts(1, None, 0),
+    client=ClientFacts(1, 1, None, 0),
     hosts=(HostFacts("https://h:443", 1_000, 40, 960, 0, 0, open_peak=40),),
     names=(NameFacts("h", 0.02, None),),
     names_pending=0,
@@ -77,7 +77,7 @@ def test_a_long_tail_one_late_commit_and_a_burst_are_no_findings() -> None:
     burst = HostFacts("https://h:443", 300, 64, 236, 2, 1, open_peak=64)
     assert checks_client.reuse([burst]) is None
     assert checks_client.pool_timeouts([burst]) is None
-    assert checks_client.reuse([replace(burst, opened=49, reused=0, open_peak=1)]) is None, "too few to mean anything"
+    assert checks_client.reuse([replace(burst, opened=19, reused=0, open_peak=1)]) is None, "too few to mean anything"
 
 
 def test_churn_beyond_the_peak_is_found_the_worst_host_first() -> None:
@@ -122,13 +122,13 @@ def test_names_are_our_resolvers_fault_only_when_none_is_answered() -> None:
 
 def test_what_stops_everything_is_critical() -> None:
     """The worst stands first, whatever the order of the checklist."""
-    stopped = replace(WELL, running=False, clock_skew=-40.0, client=ClientFacts(1, None, 0, ("64:ff9b:1::/96",)))
+    stopped = replace(WELL, running=False, clock_skew=-40.0, client=ClientFacts(1, 1, None, 0, ("64:ff9b:1::/96",)))
     lost = FleetFacts(
         nodes=(NodeFacts("b-0002", None, True, 1.0, 3),),
         owners_gone={"c-0003": 4},
-        stuck=(PartFacts(1, None, 11.0, 2, 0.0), PartFacts(2, "c-0003", 9.0, 1, 3.0)),
+        stuck=(PartFacts(1, None, 11.0, 2, 0.0), PartFacts(2, "c-0003", 4.0, 1, 3.0)),
     )
-    found = examine(replace(stopped, limits=replace(LIMITS, slots=300), files=FileFacts(256, 250, 400, False)), lost)
+    found = examine(replace(stopped, limits=replace(LIMITS, slots=300), files=FileFacts(256, 250, 1_024, False)), lost)
     assert [one.code for one in found if one.severity is Severity.CRITICAL] == [
         "clock_skew",
         "file_limit_low",
@@ -142,7 +142,7 @@ def test_what_stops_everything_is_critical() -> None:
     ]
     assert [one.code for one in found if one.severity is Severity.NOTICE] == ["process_draining"]
     (stuck,) = [one for one in found if one.code is Code.PART_STUCK]
-    assert stuck.evidence == ("part 1: 2 deliveries, due for 11 s; nobody owns it",), "9 s may still be a take-over"
+    assert stuck.evidence == ("part 1: 2 deliveries, due for 11 s; nobody owns it",), "4 s may still be a take-over"
     assert stuck.processes == ()
     assert checks_fleet.stopped(replace(WELL, running=False, draining=True)) is None
     assert checks_fleet.stopped(replace(WELL, parts=0, lease_seconds_left=0.0)) is None, "its share is nothing"
@@ -228,6 +228,8 @@ def test_time_wait_is_counted_by_peer_and_only_where_we_closed_first() -> None:
     facts = count_sockets(TABLE, {443}, 28_232)
     assert facts.total == 6
     assert facts.outgoing == {"10.0.0.2:443": 3, "[2001:db8::1]:443": 1}
+    on_this_machine = count_sockets(TABLE, {8_080}, 28_232)
+    assert on_this_machine.outgoing == {"10.0.0.3:8080": 1}, "the receiver closed first"
     many = SocketFacts(20_000, {"10.0.0.2:443": 15_000}, 28_232)
     assert one(checks_machine.time_wait(many)).severity is Severity.CRITICAL, "half of the ports"
 

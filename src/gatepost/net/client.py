@@ -134,6 +134,11 @@ class DispatchClient:
         self._use_rules(replace(self.rules, policy=policy))
 
     @property
+    def is_used(self) -> bool:
+        """It belongs to a loop: something was asked of it."""
+        return self._loop is not None
+
+    @property
     def resolver(self) -> Resolver:
         """Who answers names; asked directly, neither cache nor queue stand in between."""
         return self._resolver

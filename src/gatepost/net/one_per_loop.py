@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from gatepost.net.client import DispatchClient
 
 _in_use: weakref.WeakSet[DispatchClient] = weakref.WeakSet()
+_used_count = 0
+_newest_made_at: list[traceback.FrameSummary] = []
 forks = 0
 """How often this process was the child of a fork; read as `one_per_loop.forks`."""
 
@@ -23,8 +25,21 @@ def open_client_count() -> int:
     return len(_in_use)
 
 
+def used_client_count() -> int:
+    """Clients that came into use in this process so far: one made per request is closed before anybody can count it."""
+    return _used_count
+
+
+def newest_client_made_at() -> str:
+    """Where the client that came into use last was made: lines of its stack."""
+    return "".join(traceback.format_list(_newest_made_at))
+
+
 def register(client: DispatchClient) -> None:
     """`client` is in use on its loop from now on."""
+    global _used_count, _newest_made_at
+    _used_count += 1
+    _newest_made_at = client.made_at
     other = next((other for other in _in_use if other.loop is client.loop), None)
     _in_use.add(client)
     if other is not None:

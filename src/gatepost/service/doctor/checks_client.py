@@ -16,8 +16,8 @@ from gatepost.service.doctor.finding import Finding, Severity, shortened
 
 REUSE_MIN: Final = 0.9
 """A busy host whose connections are kept stays above it."""
-REUSE_REQUESTS_MIN: Final = 50
-"""Requests in five minutes, one every six seconds: below, connections expire between them, and a low ratio means nothing."""
+REUSE_REQUESTS_MIN: Final = 20
+"""Requests in five minutes, one every fifteen seconds: below, connections expire between them, and a low ratio means nothing."""
 CLOSES_MIN: Final = 2
 CLOSES_ALIKE: Final = 0.2
 CLOSES_ALIKE_SECONDS: Final = 0.25
@@ -28,14 +28,14 @@ POOL_TIMEOUTS_MIN: Final = 3
 
 def second_client(facts: ClientFacts) -> Finding | None:
     """One client per process: each has its own pool and limits, so that neither holds for both."""
-    if facts.clients_open <= 1:
+    if facts.clients_open <= 1 and facts.clients_made <= 1:
         return None
-    made = () if facts.second_client is None else tuple(facts.second_client.strip().splitlines())
+    made = () if facts.made_at is None else tuple(facts.made_at.rstrip().splitlines())
     return Finding(
         Code.SECOND_CLIENT,
         Severity.WARNING,
-        "More than one dispatch client is open in a process: connections are shared by neither, and no limit holds for both.",
-        (f"{facts.clients_open} clients are open", *made),
+        "More than one dispatch client is used in a process: connections are shared by neither, and no limit holds for both.",
+        (f"{facts.clients_open} clients are open, {facts.clients_made} came into use since the start", *made),
         "Construct one DispatchClient per process and share it; never one per delivery.",
     )
 

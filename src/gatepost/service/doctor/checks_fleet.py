@@ -12,10 +12,10 @@ from gatepost.service.doctor.codes import Code
 from gatepost.service.doctor.facts import FleetFacts, ProcessFacts
 from gatepost.service.doctor.finding import Finding, Severity, shortened
 
-SILENT_AFTER: Final = 2 * BEAT
-"""Seconds without a heartbeat: two in a row are missing."""
-STUCK_AFTER: Final = 10.0
-"""Seconds for which work must have been due: a take-over within seconds is ordinary."""
+SILENT_AFTER: Final = 1.5 * BEAT
+"""Seconds without a heartbeat: one is missing, and its lease has as much again before others may take its parts."""
+STUCK_AFTER: Final = 5.0
+"""Seconds for which work must have been due: parts that nobody holds are taken within two."""
 
 
 def stopped(facts: ProcessFacts) -> Finding | None:

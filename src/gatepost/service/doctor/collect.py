@@ -19,7 +19,7 @@ from gatepost.delivery.policy import ClientPolicy
 from gatepost.dispatch.dispatcher import Dispatcher, DispatcherStatistics
 from gatepost.dispatch.leases import STRICT_BUDGET_MAX
 from gatepost.errors import ConfigurationError, GatepostError, ResolveError
-from gatepost.net.client import open_client_count
+from gatepost.net.one_per_loop import newest_client_made_at, open_client_count, used_client_count
 from gatepost.net.resolver import Resolver
 from gatepost.service.doctor.checks_fleet import SILENT_AFTER
 from gatepost.service.doctor.checks_machine import NO_ANSWER
@@ -75,6 +75,9 @@ class Doctor:
         self._recent = recent
         self._machine = machine
         self._directory = directory
+        # Others may have been made before: in a program around us that is no service.
+        own_to_come = 0 if dispatcher.client.is_used else 1
+        self._clients_before = used_client_count() - 1 + own_to_come
         self._monotonic = clock.monotonic
 
     async def process(self) -> ProcessFacts:
@@ -100,7 +103,8 @@ class Doctor:
             limits=limits,
             client=ClientFacts(
                 open_client_count(),
-                self._recent.second_client,
+                made := used_client_count() - self._clients_before,
+                self._recent.second_client or (newest_client_made_at() if made > 1 else None),
                 client.contexts.unverifying(),
                 client.rules.nat64_undeclared,
             ),

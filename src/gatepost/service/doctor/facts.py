@@ -51,8 +51,10 @@ class ClientFacts:
     """The one client of the process."""
 
     clients_open: int
-    second_client: str | None
-    """What was said when a second one came into use: where both were made."""
+    clients_made: int
+    """That came into use since the process' own was made, that one included if it has."""
+    made_at: str | None
+    """Where the others were made, as far as that is known."""
     contexts_unverifying: int
     """TLS contexts that check neither certificate nor name."""
     nat64_undeclared: tuple[str, ...] = ()
@@ -89,7 +91,7 @@ class FileFacts:
     """RLIMIT_NOFILE, the soft one."""
     open: int | None
     needed: int
-    """Twice the connections it may open: the other half is for the API, the store and the rest."""
+    """At least twice the connections it may open: the other half is for the API, the store and the rest."""
     narrows: bool
     """The limit is what holds connections and slots below what `serve` would take."""
 

@@ -12,6 +12,8 @@ from gatepost.service.doctor.facts import DiskFacts, FileFacts
 from gatepost.store.open import sqlite_path
 from gatepost.store.sqlite.space import disk_reserve
 
+FILES_MIN: Final = 1_024
+"""What shells begin with: a service with less was given so few by mistake."""
 OWN_FILES: Final = Path("/proc/self/fd")
 
 
@@ -22,7 +24,7 @@ def file_facts(max_connections: int, slots: int, *, open_now: bool = True) -> Fi
     return FileFacts(
         limit=limit,
         open=_open_files() if open_now else None,
-        needed=2 * (SERVE_SLOTS if narrows else max_connections),
+        needed=max(FILES_MIN, 2 * (SERVE_SLOTS if narrows else max_connections)),
         narrows=narrows,
     )
 

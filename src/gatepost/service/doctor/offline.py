@@ -32,7 +32,7 @@ def facts_of(settings: Settings) -> ProcessFacts:
         parts=0,
         clock_skew=0.0,
         limits=limit_facts(settings.policy, slots=settings.slots, shared=directory is None),
-        client=ClientFacts(0, None, 0),
+        client=ClientFacts(0, 0, None, 0),
         hosts=(),
         names=(),
         names_pending=0,

@@ -47,10 +47,16 @@ def count_sockets(lines: Iterable[str], ports: Collection[int], local_ports: int
         if fields[3] == _LISTEN:
             listening.add(int(fields[1].rpartition(":")[2], 16))
         elif fields[3] == _TIME_WAIT:
-            address, _, port = fields[2].rpartition(":")
-            waiting.append((int(fields[1].rpartition(":")[2], 16), address, int(port, 16)))
-    # Whoever closes first waits. At a port that somebody here listens at, it was not us but that server.
-    peers = Counter((address, port) for local, address, port in waiting if port in ports and local not in listening)
+            remote, _, number = fields[2].rpartition(":")
+            waiting.append((int(fields[1].rpartition(":")[2], 16), remote, int(number, 16)))
+    # Whoever closes first waits. A peer that is on this machine too may have been that: its port is then the local one.
+    peers: Counter[tuple[str, int]] = Counter()
+    for local, address, port in waiting:
+        if local in listening:
+            if local in ports:
+                peers[address, local] += 1
+        elif port in ports:
+            peers[address, port] += 1
     outgoing: Counter[str] = Counter()
     for (address, port), count in peers.items():
         outgoing[_text(address, port)] += count  # one peer, by IPv4 and by IPv4 inside IPv6
