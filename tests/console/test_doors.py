@@ -161,6 +161,17 @@ def test_sessions_end_by_the_clock_and_survive_a_new_signing_key() -> None:
     assert ANONYMOUS_SESSION > KEY_SESSION, "a login page left open over a shift still works"
 
 
+async def test_the_overview_is_there_while_the_store_is_not(tmp_path: Path) -> None:
+    """It is the page that one opens then; other pages say what is wrong."""
+    async with api(tmp_path, keyed=True) as service, visiting(service.running.url, ADMIN_KEY) as visitor:
+        await service.running.dispatcher.store.aclose()
+        page = await visitor.get("/")
+        assert page.status_code == 200
+        assert "The store does not answer" in page.text
+        other = await visitor.get("/dead-letters")
+        assert (other.status_code, "The store does not answer" in other.text) == (503, True)
+
+
 async def test_without_keys_the_console_is_open_to_this_machine_and_to_no_rebound_name(tmp_path: Path) -> None:
     """A laptop needs no login; a web page that points its own name at loopback must see nothing and do nothing."""
     async with api(tmp_path) as service, visiting(service.running.url) as visitor:

@@ -18,6 +18,7 @@ from gatepost import svg
 from gatepost.admission.breaker import BreakerState
 from gatepost.delivery.ids import ENDPOINT, decode_id
 from gatepost.dispatch.learned import KnownLimits
+from gatepost.errors import StoreError
 from gatepost.service.api.context import Service
 from gatepost.service.console.pulse import SLOT, SLOTS, merge
 from gatepost.service.console.view import View, ViewDep
@@ -98,8 +99,15 @@ async def _figures(view: View) -> dict[str, Any]:
     service, tenant = view.service, view.access.tenant
     look = together([own_look(service, tenant)])
     series = look["series"]
-    failing = await _failing(service, tenant, look)
-    waiting, dead, dead_is_all = await _stored(view, tenant)
+    waiting: int | None = None
+    dead: int | None = None
+    dead_is_all, store_down = True, False
+    try:
+        failing = await _failing(service, tenant, look)
+        waiting, dead, dead_is_all = await _stored(view, tenant)
+    except StoreError:
+        # The page for an outage must not go down with it: memory knows what fails now.
+        failing, store_down = _remembered(look), True
     attempts, delivered = sum(series["attempts"]), sum(series["delivered"])
     return {
         "look": look,
@@ -111,6 +119,7 @@ async def _figures(view: View) -> dict[str, Any]:
         "ours": sum(series["ours"]),
         "died": sum(series["dead"]),
         "shed": sum(look["sheds"].values()),
+        "store_down": store_down,
         "waiting": waiting,
         "dead": dead,
         "dead_is_all": dead_is_all,
@@ -163,6 +172,24 @@ async def _failing(service: Service, tenant: str | None, look: Mapping[str, Any]
             )
         )
     return found
+
+
+def _remembered(look: Mapping[str, Any]) -> Sequence[Failing]:
+    """Endpoints that fail now, as far as it is known without the store."""
+    return [
+        Failing(
+            one["id"],
+            one["tenant"],
+            one["host"],
+            one["attempts"],
+            one["attempts"] - one["delivered"],
+            one["ambiguous"],
+            one["elapsed"] / one["attempts"],
+            None,
+            None,
+        )
+        for one in look["endpoints"][:WORST_SHOWN]
+    ]
 
 
 def _is_held(known: KnownLimits | None) -> bool:
