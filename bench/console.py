@@ -22,6 +22,7 @@ from bench.console_rows import DEAD_PLACE, STEPS, House, furnish
 from bench.postgres import measured_server
 from bench.report import Steps, add_common_options, print_json, print_line, print_machine, print_table, steps
 from gatepost.delivery.ids import DELIVERY, EVENT, encode_id
+from gatepost.delivery.policy_layers import LayerValue
 from gatepost.delivery.records import Secret
 from gatepost.service.app import open_service
 from gatepost.service.config import ListenSettings, Settings
@@ -124,6 +125,8 @@ async def _measure(url: str, keys: Sequence[str], house: House, rounds: int, wan
                 await asyncio.sleep(1.0)
                 found = running.dispatcher.statistics()
                 calm = calm + 1 if found.parts == PARTS and found.loop_lag_p99 < CALM_LAG else 0
+        tried = {"read_timeout": LayerValue(5.0)}  # so that the shadow's page has all endpoints to report on
+        await running.dispatcher.policies.try_in_shadow(tried, by="bench", why="bench")
         set_aside()  # as `serve` does
         return await asyncio.to_thread(_ask, running.url, house, rounds, wanted)
 
@@ -186,8 +189,11 @@ def _pages(house: House) -> Iterator[tuple[str, Iterator[str]]]:
     yield "delivery, dead", (f"/deliveries/{encode_id(DELIVERY, one)}" for one in itertools.cycle(house.dead))
     yield "event", (f"/events/{encode_id(EVENT, one)}" for _, one in itertools.cycle(deliveries))
     yield "dead letters", itertools.repeat("/dead-letters")
-    yield "dead letters of an endpoint", (_at("/dead-letters", endpoint_id=one.id) for one in itertools.cycle(spread))
+    yield "dead letters of an endpoint", (_at("/dead-letters", endpoint=one.id) for one in itertools.cycle(spread))
+    yield "replay of dead letters", (_at("/dead-letters/replay", endpoint=one.id) for one in itertools.cycle(spread))
     yield "policy", itertools.repeat("/policy")
+    for part in ("history", "shadow", "rollout"):
+        yield f"policy, {part}", itertools.repeat(f"/policy/{part}")
     yield "fleet", itertools.repeat("/fleet")
 
 

@@ -16,6 +16,7 @@ from gatepost.admission.breaker import TripCause
 from gatepost.admission.outcome_hours import WORDS
 from gatepost.admission.phase_times import SAMPLES_MIN, Budgeted, PhaseTimes
 from gatepost.delivery.policy import ClientPolicy
+from gatepost.dispatch.learned import KnownLimits
 from gatepost.dispatch.policies import Explained
 from gatepost.errors import NotFound
 from gatepost.service.api.views import MASK, SECRET_TAIL_CHARS, phases_of
@@ -85,6 +86,7 @@ async def endpoint_page(view: ViewDep, endpoint_id: str) -> Response:
     explained = _explained(view, endpoint_id)
     policy = None if explained is None else explained.effective.policy
     read_timeout = None if look.limits is None else look.limits.statistics.read_timeout
+    phases = phase_lines(look.times, attempts, policy, read_timeout)
     return view.page(
         "endpoint.html",
         title="Endpoint",
@@ -95,7 +97,8 @@ async def endpoint_page(view: ViewDep, endpoint_id: str) -> Response:
         backlog=backlog,
         depth_max=DEPTH_SHOWN_MAX,
         newest_dead=dead.items[0] if dead.items else None,
-        phases=phase_lines(look.times, attempts, policy, read_timeout),
+        phases=phases,
+        answer=_answer(look.limits, phases),
         few=look.times.count(Budgeted.ANSWER) < SAMPLES_MIN,
         mix=outcome_mix(hours, now) if hours else None,
         hours=hours[::-1],
@@ -136,6 +139,15 @@ def phase_lines(
             share = None if p99 is None or not limit else p99 / limit
             lines.append(PhaseLine(kind.name.lower(), samples, p50, p95, p99, limit_name, limit, share))
     return lines
+
+
+def _answer(known: KnownLimits | None, phases: Sequence[PhaseLine]) -> PhaseLine | None:
+    """How long answers take: exactly, from the last 300, once as many are known as tell; else from the table's line."""
+    counted = next((line for line in phases if line.name == Budgeted.ANSWER.name.lower()), None)
+    if known is None or known.statistics.learned.p50 is None or counted is None:
+        return counted
+    learned = known.statistics.learned
+    return counted._replace(p50=learned.p50, p99=learned.p99)
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float | None:
