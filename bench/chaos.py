@@ -1,4 +1,4 @@
-"""Break a fleet on PostgreSQL in every way we know, and count what that did: lost, doubled, above a cap, out of order.
+"""Break a fleet on PostgreSQL in every way we know, count what that did, and check the queue's invariants one by one.
 
 Workers in processes of their own deliver while they are killed (`kill -9`), frozen beyond their lease (SIGSTOP), cut from the
 database (a proxy that loses the answers to commits, or goes silent), and while the database restarts without warning. Events are
@@ -14,19 +14,22 @@ import signal
 import statistics
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import asyncpg
 
-from bench.chaos_fleet import ORDERED, Field, Plan, Worker, prepared
+from bench.chaos_fleet import DOOMED, DOOMED_EVENTS, ORDERED, SCHEDULE, Field, Plan, Worker, prepared
+from bench.chaos_invariants import AFTERMATH, ALL, Evidence, Fault, as_dicts, judge
 from bench.chaos_report import examples
+from bench.chaos_rows import MarkerWatch, count_events, read_attempts, read_states
 from bench.machine import raise_file_limit
 from bench.postgres import MeasuredServer, measured_server
 from bench.report import Steps, add_common_options, print_json, print_line, print_machine, print_table, steps
 from gatepost.delivery.ids import EVENT, encode_id
-from gatepost.store.rows import PART_LEASE
+from gatepost.store.rows import PART_LEASE, DeadFilter
 from gatepost.testing.cut_proxy import CutProxy
 
 FROZEN: Final = PART_LEASE + 4.0
@@ -56,7 +59,7 @@ async def drained(server: MeasuredServer) -> bool:
 
 
 async def dead_ids(server: MeasuredServer) -> set[str]:
-    """Events given up, after twelve attempts that failed."""
+    """Events given up, after the attempts of their schedule."""
     connection = await asyncpg.connect(server.url)
     try:
         return {encode_id(EVENT, row[0]) for row in await connection.fetch("SELECT event_id FROM gp_dead")}
@@ -64,24 +67,39 @@ async def dead_ids(server: MeasuredServer) -> set[str]:
         await connection.close()
 
 
+async def replayed(field_: Field) -> tuple[int, int]:
+    """Let events die, replay them, and wait: when that was (UTC microseconds), and how many dead letters of theirs are left."""
+    where = DeadFilter(endpoint=field_.numbers[DOOMED])
+    await field_.load.doom(DOOMED_EVENTS)
+    if not await drained(field_.server):
+        return time.time_ns() // 1_000, DOOMED_EVENTS
+    field_.receiver.broken.discard(DOOMED)
+    at = time.time_ns() // 1_000
+    await field_.load.replay(where)
+    await drained(field_.server)
+    names = [f"{field_.load.published.ids[seq]}" for seq, at in field_.load.published.endpoints.items() if at == DOOMED]
+    return at, len((await dead_ids(field_.server)).intersection(names))
+
+
 # -------------------------------------------------------------------------------------------------- scenarios
 
 
 async def chaos(plan: Plan, server: MeasuredServer, progress: Steps) -> dict[str, Any]:
     """All faults, spread over the time that the events take; then drain and compare."""
+    watch = MarkerWatch(server.url)
     async with prepared(plan, server) as field_:
+        watching = asyncio.ensure_future(watch.run())
         faults = plan.faults()
         gap = plan.gap or plan.events / plan.rate / (len(faults) + 1)
         began = time.monotonic()
         loading = asyncio.ensure_future(field_.load.run(plan.events))
         ending: list[asyncio.Task[Any]] = []
-        done: list[dict[str, Any]] = []
+        done: list[Fault] = []
         try:
             for number, fault in enumerate(faults):
                 await asyncio.sleep(max(0.0, began + gap * (number + 1) - time.monotonic()))
                 progress.begin(f"{fault}, {number + 1} of {len(faults)}")
-                done.append({"fault": fault, "at": round(time.monotonic() - began, 1)})
-                await _apply(fault, field_, ending, number)
+                done.append(await _apply(fault, field_, ending, number))
                 progress.done()
             await loading
             await asyncio.gather(*ending)  # what was killed runs again, what was frozen goes on
@@ -92,11 +110,78 @@ async def chaos(plan: Plan, server: MeasuredServer, progress: Steps) -> dict[str
         progress.begin("drain")
         field_.proxy.restore()
         empty = await drained(field_.server)
+        again = await replayed(field_)
+        watching.cancel()
         progress.done()
-        return await _verdict(field_, plan, done, empty)
+        result = await _verdict(field_, plan, empty)
+        evidence = await gather_evidence(field_, done, watch, again)
+        findings = judge(evidence)
+        result["faults"] = [{"fault": one.kind, "at": round(one.at - began, 1), "pid": one.pid} for one in done]
+        result["invariants"] = as_dicts(findings)
+        result["ok"] = result["ok"] and all(one.held for one in findings)
+        return result
 
 
-async def _apply(fault: str, field_: Field, ending: list[asyncio.Task[Any]], number: int) -> None:
+async def gather_evidence(field_: Field, faults: list[Fault], watch: MarkerWatch, again: tuple[int, int]) -> Evidence:
+    """What there is to see after a run."""
+    published, arrivals = field_.load.published, field_.receiver.arrivals
+    connection = await asyncpg.connect(field_.server.url)
+    try:
+        ours = {stored: number for number, stored in field_.numbers.items()}
+        states = await read_states(connection, ours)
+        lines = await read_attempts(connection)
+        stored_events = await count_events(connection)
+        left = int(await connection.fetchval("SELECT count(*) FROM gp_delivery"))
+    finally:
+        await connection.close()
+    names = {seq: f"{event}/{published.endpoints[seq]}" for seq, event in published.ids.items()}
+    waits: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    for seq, ready in published.ready.items():
+        ahead = published.ahead.get(seq)
+        free = ready if ahead is None else max(ready, arrivals.done.get(ahead, ready))
+        if seq in arrivals.begun:
+            waits[published.endpoints[seq]].append((free, arrivals.begun[seq]))
+    doomed = [name for seq, name in names.items() if published.endpoints[seq] == DOOMED]
+    return Evidence(
+        expected=set(names.values()),
+        states=states,
+        successes=arrivals.successes,
+        overlaps=arrivals.overlaps,
+        ordered=frozenset(range(ORDERED)),
+        out_of_order=arrivals.out_of_order,
+        chains={
+            place: [arrivals.successes[names[seq]][0][0] for seq in chain if arrivals.successes.get(names[seq])]
+            for place, chain in published.chains.items()
+        },
+        waits=waits,
+        early=arrivals.early,
+        timed=published.timed,
+        accepted=len(published.ids),
+        stored_events=stored_events,
+        keys_with_two_ids=published.split,
+        attempts=lines,
+        attempts_max=len(SCHEDULE),
+        replayed_at=again[0],
+        unmarked=watch.unmarked,
+        looks=watch.looks,
+        left_waiting=left,
+        replayed=DOOMED_EVENTS,
+        replay_arrived=sum(name in arrivals.successes for name in doomed),
+        replay_dead=again[1],
+        faults=faults,
+    )
+
+
+async def _apply(kind: str, field_: Field, ending: list[asyncio.Task[Any]], number: int) -> Fault:
+    """Do it, and say when and to whom."""
+    at = time.monotonic()
+    pid = await _strike(kind, field_, ending, number)
+    lasts = FROZEN if kind in ("freeze", "silence") else AFTERMATH if kind in ("restart", "cut") else 0.0
+    until = time.monotonic() if kind == "kill" else at + lasts
+    return Fault(kind, at, until, pid)
+
+
+async def _strike(fault: str, field_: Field, ending: list[asyncio.Task[Any]], number: int) -> int:
     fleet = field_.fleet
     if fault == "kill":
         while not fleet.living:  # noqa: ASYNC110 - there is nothing to wait for
@@ -104,9 +189,11 @@ async def _apply(fault: str, field_: Field, ending: list[asyncio.Task[Any]], num
         victim = fleet.living[number % len(fleet.living)]
         await fleet.kill(victim)
         ending.append(asyncio.ensure_future(fleet.start(victim.number)))
-    elif fault == "restart":
+        return victim.process.pid
+    if fault == "restart":
         await asyncio.to_thread(field_.server.server.restart, "immediate")
-    elif fault == "freeze":
+        return ALL
+    if fault == "freeze":
         # Not the first, which is the one behind the proxy; it may have been killed a moment ago.
         wanted = 1 % len(fleet.workers)
         while not any(one.number == wanted for one in fleet.living):  # noqa: ASYNC110 - there is nothing to wait for
@@ -114,11 +201,13 @@ async def _apply(fault: str, field_: Field, ending: list[asyncio.Task[Any]], num
         victim = next(one for one in fleet.living if one.number == wanted)
         victim.process.send_signal(signal.SIGSTOP)
         ending.append(asyncio.ensure_future(_thaw(victim)))
-    elif fault == "cut":
+        return victim.process.pid
+    if fault == "cut":
         field_.proxy.cut_answer(b"COMMIT" if number % 2 else b"gp_delivery")
     else:
         field_.proxy.black_hole()
         ending.append(asyncio.ensure_future(_hear(field_.proxy)))
+    return next(one.process.pid for one in fleet.workers if one.number == 0)
 
 
 async def _thaw(worker: Worker) -> None:
@@ -132,7 +221,7 @@ async def _hear(proxy: CutProxy) -> None:
     proxy.restore()
 
 
-async def _verdict(field_: Field, plan: Plan, faults: list[dict[str, Any]], empty: bool) -> dict[str, Any]:
+async def _verdict(field_: Field, plan: Plan, empty: bool) -> dict[str, Any]:
     published, arrivals = field_.load.published, field_.receiver.arrivals
     dead = await dead_ids(field_.server)
     names = {f"{event}/{published.endpoints[seq]}" for seq, event in published.ids.items()}
@@ -156,7 +245,7 @@ async def _verdict(field_: Field, plan: Plan, faults: list[dict[str, Any]], empt
         "over_cap": arrivals.over_cap,
         "out_of_order": arrivals.out_of_order,
         "drained": empty,
-        "faults": faults,
+        "faults": [],
         "lost_examples": await examples(field_.server.url, lost),
         "doubled_examples": await examples(
             field_.server.url, [name for name, count in arrivals.counts.items() if count > 1]
@@ -195,7 +284,7 @@ async def rolling(plan: Plan, server: MeasuredServer, progress: Steps) -> dict[s
         progress.begin("drain")
         empty = await drained(field_.server)
         progress.done()
-        result = await _verdict(field_, plan, [], empty)
+        result = await _verdict(field_, plan, empty)
         result["restart_seconds"] = seconds
         result["ok"] = result["ok"] and result["doubled"] == 0
         return result
@@ -219,7 +308,7 @@ async def takeover(plan: Plan, server: MeasuredServer, progress: Steps) -> dict[
         finally:
             loading.cancel()
         empty = await drained(field_.server)
-        result = await _verdict(field_, plan, [], empty)
+        result = await _verdict(field_, plan, empty)
         return {**result, "after_kill": killed, "after_drained_stop": stopped}
 
 
@@ -296,8 +385,27 @@ def show(result: dict[str, Any]) -> None:
         print_line("Faults: " + ", ".join(f"{one['fault']} at {one['at']} s" for one in result["faults"]))
     for line in result["lost_examples"]:
         print_line(f"lost: {line}")
+    show_invariants(result.get("invariants", ()))
     print_line("good" if result["ok"] else "[red]NOT GOOD[/red]")
     print_machine()
+
+
+def show_invariants(findings: Sequence[dict[str, Any]]) -> None:
+    """A line each, and examples of what broke one."""
+    if not findings:
+        return
+    print_table(
+        "Invariants",
+        ("", "promise", "looked at", "broken"),
+        [(one["invariant"], one["promise"], one["looked_at"] or "-", one["broken"]) for one in findings],
+    )
+    for one in findings:
+        if one["note"]:
+            print_line(f"{one['invariant']}: {one['note']}")
+        if one["elsewhere"]:
+            print_line(f"{one['invariant']} is shown by {one['elsewhere']}")
+        for example in one["examples"]:
+            print_line(f"[red]{one['invariant']} broken:[/red] {example}")
 
 
 SCENARIOS: Final = {"chaos": chaos, "rolling": rolling, "takeover": takeover}

@@ -24,6 +24,7 @@ from bench.postgres import MeasuredServer
 from bench.rig import LOOPBACK
 from gatepost import Dispatcher, Endpoint
 from gatepost.errors import Overloaded, StoreError
+from gatepost.store.rows import DeadFilter
 from gatepost.testing.cut_proxy import CutProxy
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -34,6 +35,13 @@ ORDERED: Final = 20
 """Of the endpoints, how many get ordered events."""
 KEYS: Final = 3
 """Ordering keys of each ordered endpoint."""
+DOOMED: Final = ENDPOINTS
+"""Number of an endpoint more, which fails all it gets until the run's end: its dead letters are replayed then."""
+DOOMED_EVENTS: Final = 20
+DOOMED_SCHEDULE: Final = (0.0, 0.2)
+LATER: Final = 0.02
+"""Share of the unordered events that are published for `LATER_BY` seconds later."""
+LATER_BY: Final = 2.0
 TWICE: Final = 0.05
 """Share of the events published twice at once under one idempotency key."""
 SCHEDULE: Final = (0.0, 0.2, 0.4, 0.8, 1.5, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0)
@@ -93,6 +101,14 @@ class Published:
     """Event id by sequence number."""
     endpoints: dict[int, int] = field(default_factory=dict)
     """The endpoint of each."""
+    ready: dict[int, float] = field(default_factory=dict)
+    """Monotonic seconds from which each could start, were nothing ahead of it."""
+    ahead: dict[int, int] = field(default_factory=dict)
+    """The event before it under its ordering key."""
+    chains: dict[tuple[int, int], list[int]] = field(default_factory=lambda: defaultdict(list))
+    """The events of each (endpoint, ordering key), in the order they were accepted."""
+    timed: int = 0
+    """Events published for later."""
     repeated: int = 0
     split: int = 0
     """Keys that were answered with two event ids: must be 0."""
@@ -115,6 +131,11 @@ class Fleet:
     def living(self) -> list[Worker]:
         """Those that run."""
         return [one for one in self.workers if one.process.returncode is None]
+
+    @property
+    def pids(self) -> list[int]:
+        """Of all that were ever started, the newest first."""
+        return [one.process.pid for one in reversed(self._started)]
 
     async def start(self, number: int) -> Worker:
         """Start worker `number`, the first behind the proxy; returns when it holds parts."""
@@ -186,10 +207,24 @@ class Load:
                 task = group.create_task(self._one(next(self._numbers)))
                 task.add_done_callback(lambda _: slots.release())
 
+    async def doom(self, count: int) -> None:
+        """Publish `count` events to the endpoint that fails them all."""
+        for _ in range(count):
+            seq = next(self._numbers)
+            await self._publish_once_or_twice(seq, DOOMED, {"seq": seq}, None)
+
+    async def replay(self, where: DeadFilter) -> int:
+        """Replay dead letters; returns how many."""
+        return await self._publishers[0].dead_letters.replay(where, rate=100.0)
+
     async def _one(self, seq: int) -> None:
         endpoint = self._random.randrange(ENDPOINTS)
         if endpoint >= ORDERED:
-            await self._publish_once_or_twice(seq, endpoint, {"seq": seq}, None)
+            body: dict[str, Any] = {"seq": seq}
+            if self._random.random() < LATER:
+                body["not_before"] = time.time() + LATER_BY
+                self.published.timed += 1
+            await self._publish_once_or_twice(seq, endpoint, body, None)
             return
         place = (endpoint, self._random.randrange(KEYS))
         # The order of a key's events is that in which they were accepted: a producer waits for one before it sends the next.
@@ -197,6 +232,9 @@ class Load:
             body = {"seq": seq, "ahead": self._ahead.get(place)}
             await self._publish_once_or_twice(seq, endpoint, body, f"k{place[1]}")
             self._ahead[place] = seq
+            self.published.chains[place].append(seq)
+            if body["ahead"] is not None:
+                self.published.ahead[seq] = body["ahead"]
 
     async def _publish_once_or_twice(self, seq: int, endpoint: int, body: dict[str, Any], key: str | None) -> None:
         twice = self._random.random() < TWICE
@@ -207,6 +245,8 @@ class Load:
         self.published.split += len(set(answers)) > 1
         self.published.ids[seq] = answers[0]
         self.published.endpoints[seq] = endpoint
+        later = max(0.0, body.get("not_before", 0.0) - time.time())
+        self.published.ready[seq] = time.monotonic() + later
 
     async def _publish(
         self, publisher: Dispatcher, seq: int, endpoint: int, body: dict[str, Any], key: str | None
@@ -214,7 +254,11 @@ class Load:
         while True:
             try:
                 receipt = await publisher.publish(
-                    f"chaos.{endpoint}", body, idempotency_key=f"run-{seq}", ordering_key=key
+                    f"chaos.{endpoint}",
+                    body,
+                    idempotency_key=f"run-{seq}",
+                    ordering_key=key,
+                    not_before=body.get("not_before"),
                 )
                 return receipt.event_id
             except (StoreError, Overloaded):
@@ -239,8 +283,13 @@ class Field:
 async def prepared(plan: Plan, server: MeasuredServer) -> AsyncIterator[Field]:
     """A receiver, publishers and workers on the database, with the endpoints registered."""
     async with AsyncExitStack() as stack:
-        receiver = await stack.enter_async_context(ChaosReceiver(cap=CAP, failing=plan.failing))
         proxy = await stack.enter_async_context(CutProxy.before(server.url))
+        fleet = Fleet(server, proxy, plan.logs)
+        stack.push_async_callback(fleet.stop)
+        receiver = await stack.enter_async_context(
+            ChaosReceiver(cap=CAP, failing=plan.failing, senders=lambda: fleet.pids)
+        )
+        receiver.broken.add(DOOMED)
         publishers = [
             await stack.enter_async_context(Dispatcher.open(server.url, keys=server.keys, egress=LOOPBACK))
             for _ in range(2)
@@ -251,9 +300,12 @@ async def prepared(plan: Plan, server: MeasuredServer) -> AsyncIterator[Field]:
             )
             for number in range(ENDPOINTS)
         ]
+        endpoints.append(
+            await publishers[0].endpoints.create(
+                receiver.url(DOOMED), event_types=(f"chaos.{DOOMED}",), schedule=DOOMED_SCHEDULE, concurrency=CAP
+            )
+        )
         await asyncio.sleep(2.0)  # the second publisher follows the registry within that
-        fleet = Fleet(server, proxy, plan.logs)
-        stack.push_async_callback(fleet.stop)
         await asyncio.gather(*(fleet.start(number) for number in range(plan.workers)))
         load = Load(publishers, plan.rate)
         yield Field(server, proxy, fleet, receiver, load, {number: one.number for number, one in enumerate(endpoints)})

@@ -11,8 +11,12 @@ import json
 import random
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Final, Self
+from typing import Any, Final, Self
+
+from bench.chaos_invariants import Overlap
+from bench.peer_process import process_at
 
 DELAY: Final = (0.005, 0.025)
 """Seconds an answer takes, drawn evenly."""
@@ -29,28 +33,44 @@ class Arrivals:
     starts: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     """Successes by (webhook id, endpoint), written `id/endpoint`."""
-    first_at: dict[str, float] = field(default_factory=dict)
-    """Monotonic seconds of the first success, by the same."""
-    over_cap: int = 0
+    successes: dict[str, list[tuple[float, int]]] = field(default_factory=lambda: defaultdict(list))
+    """Monotonic seconds and sender's process of each success, by the same."""
+    begun: dict[int, float] = field(default_factory=dict)
+    """Monotonic seconds of an event's first start, by sequence number."""
+    done: dict[int, float] = field(default_factory=dict)
+    """The same of its first success that was answered."""
+    overlaps: list[Overlap] = field(default_factory=list)
     """Starts at an endpoint that had its cap in flight already."""
+    early: int = 0
+    """Starts before the time that the event was published for."""
     out_of_order: int = 0
     """Starts of an ordered event before the one ahead of it had succeeded."""
     last_at: dict[int, float] = field(default_factory=dict)
     """Monotonic seconds of the last start, by endpoint."""
 
+    @property
+    def over_cap(self) -> int:
+        """How many overlaps."""
+        return len(self.overlaps)
+
 
 class ChaosReceiver:
     """`async with ChaosReceiver(cap=6, failing=0.1) as receiver`: `receiver.url(n)` is endpoint n.
 
-    Bodies are `{"seq": number, "key": key or null, "ahead": sequence number of the key's event before it, or null}`.
+    Bodies are `{"seq": number, "ahead": sequence number of the key's event before it, or null, "not_before": Unix seconds or
+    absent}`. `senders` tells the processes that may be at the other end. Endpoints in `broken` answer 500 to everything.
     """
 
-    def __init__(self, *, cap: int, failing: float, seed: int = 1) -> None:
+    def __init__(
+        self, *, cap: int, failing: float, seed: int = 1, senders: Callable[[], Iterable[int]] = tuple
+    ) -> None:
         self._cap = cap
         self._failing = failing
         self._random = random.Random(seed)
         self._server: asyncio.Server | None = None
-        self._in_flight: dict[int, int] = defaultdict(int)
+        self._senders = senders
+        self._in_flight: dict[int, list[int]] = defaultdict(list)
+        self.broken: set[int] = set()
         self._done: dict[int, set[int]] = defaultdict(set)
         self.arrivals = Arrivals()
         self.port = 0
@@ -69,22 +89,24 @@ class ChaosReceiver:
         return f"http://127.0.0.1:{self.port}/e/{number}"
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = writer.get_extra_info("peername")
+        pid = process_at(peer[1], self.port, self._senders()) if peer else 0
         try:
-            while await self._exchange(reader, writer):
+            while await self._exchange(reader, writer, pid):
                 pass
         except (ConnectionError, asyncio.IncompleteReadError):
             pass  # the sender was killed, which is what this is about
         finally:
             writer.close()
 
-    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pid: int) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         lines = head.split("\r\n")
         fields = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:] if line)}
         body = json.loads(await reader.readexactly(int(fields["content-length"])))
         endpoint = int(lines[0].split()[1].rpartition("/")[2])
-        good = self._random.random() >= self._failing
-        self._start(endpoint, fields["webhook-id"], body, good)
+        good = self._random.random() >= self._failing and endpoint not in self.broken
+        self._start(endpoint, fields["webhook-id"], body, good, pid)
         try:
             try:
                 async with asyncio.timeout(self._random.uniform(*DELAY)):
@@ -92,27 +114,32 @@ class ChaosReceiver:
             except TimeoutError:
                 pass
             if good:
-                self._succeed(endpoint, fields["webhook-id"], body)
+                self._succeed(endpoint, body)
             writer.write(ANSWERS[good])
             await writer.drain()
         finally:
-            self._in_flight[endpoint] -= 1
+            self._in_flight[endpoint].remove(pid)
         return True
 
-    def _start(self, endpoint: int, webhook_id: str, body: dict[str, int], good: bool) -> None:
+    def _start(self, endpoint: int, webhook_id: str, body: dict[str, Any], good: bool, pid: int) -> None:
         arrivals = self.arrivals
+        now = time.monotonic()
         arrivals.starts += 1
-        arrivals.last_at[endpoint] = time.monotonic()
-        if self._in_flight[endpoint] >= self._cap:
-            arrivals.over_cap += 1
-        self._in_flight[endpoint] += 1
+        arrivals.last_at[endpoint] = now
+        arrivals.begun.setdefault(body["seq"], now)
+        arrivals.early += time.time() < body.get("not_before", 0.0)
+        in_flight = self._in_flight[endpoint]
+        if len(in_flight) >= self._cap:
+            arrivals.overlaps.append(Overlap(endpoint, now, pid, tuple(in_flight)))
+        in_flight.append(pid)
         ahead = body.get("ahead")
         if ahead is not None and ahead not in self._done[endpoint]:
             arrivals.out_of_order += 1
         if good:
             name = f"{webhook_id}/{endpoint}"
             arrivals.counts[name] += 1
-            arrivals.first_at.setdefault(name, time.monotonic())
+            arrivals.successes[name].append((now, pid))
 
-    def _succeed(self, endpoint: int, webhook_id: str, body: dict[str, int]) -> None:
+    def _succeed(self, endpoint: int, body: dict[str, Any]) -> None:
         self._done[endpoint].add(body["seq"])
+        self.arrivals.done.setdefault(body["seq"], time.monotonic())

@@ -1,12 +1,22 @@
-"""The receiver of the chaos run sees what it is there to see: caps, order, doubles, and senders that die."""
+"""The chaos run sees what it is there to see: caps, order, doubles, senders that die, and each broken invariant."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import socket
+import sys
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from bench.chaos_fleet import Plan
+from bench.chaos_invariants import ENOUGH, STARTABLE, AttemptLine, Evidence, Fault, Overlap, judge
 from bench.chaos_receiver import ChaosReceiver
+from bench.peer_process import process_at
 
 
 async def send(receiver: ChaosReceiver, event: str, endpoint: int, seq: int, ahead: int | None = None) -> bytes:
@@ -76,3 +86,94 @@ def test_faults_come_as_often_as_asked() -> None:
     assert sorted(plan.faults()) == ["cut"] * 3 + ["freeze", "kill", "kill", "restart", "silence"]
     assert plan.faults() == plan.faults()
     assert Plan(workers=1, events=1, rate=1.0, kills=9, order=("cut", "kill")).faults() == ["cut", "kill"]
+
+
+def whole() -> Evidence:
+    """A small run in which all invariants hold, with one fault and one double that it explains."""
+    return Evidence(
+        expected={"evt_a/0", "evt_b/1"},
+        states={"evt_a/0": Counter(delivered=1), "evt_b/1": Counter(delivered=1)},
+        successes={"evt_a/0": [(10.0, 7), (13.0, 8)], "evt_b/1": [(11.0, 8)]},
+        ordered=frozenset({0}),
+        chains={(0, 1): [10.0]},
+        waits={0: [(9.9, 10.0)], 1: [(10.0, 10.1)] * ENOUGH, 2: [(10.0, 10.2)] * ENOUGH},
+        accepted=2,
+        stored_events=2,
+        attempts=[
+            AttemptLine(1, 1, 100, "w7", True),
+            AttemptLine(1, 2, 200, "w7", True),
+            AttemptLine(1, 2, 300, "w8", True),
+            AttemptLine(2, 1, 100, "w8", True),
+            AttemptLine(2, 1, 900, "w8", True),
+        ],
+        attempts_max=3,
+        replayed_at=500,
+        looks=10,
+        replayed=1,
+        replay_arrived=1,
+        faults=[Fault("kill", 10.1, 10.1, 7)],
+    )
+
+
+def test_a_run_in_which_everything_held_breaks_no_invariant() -> None:
+    """Or a red run would say nothing."""
+    findings = judge(whole())
+    assert [one.invariant for one in findings] == [f"I{number}" for number in range(1, 13)]
+    assert [one for one in findings if not one.held] == []
+    assert all(one.looked_at or one.elsewhere for one in findings)
+
+
+@pytest.mark.parametrize(
+    ("invariant", "changes"),
+    [
+        ("I1", {"states": {"evt_a/0": Counter(delivered=1)}}),
+        ("I1", {"states": {"evt_a/0": Counter(delivered=1), "evt_b/1": Counter(dead=1, waiting=1)}}),
+        ("I1", {"states": {"evt_a/0": Counter(waiting=1), "evt_b/1": Counter(delivered=1)}}),
+        ("I1", {"successes": {"evt_a/0": [(10.0, 7)]}}),
+        ("I1", {"expected": {"evt_a/0"}}),
+        ("I2", {"overlaps": [Overlap(1, 10.0, 7, (7, 7))]}),
+        ("I2", {"overlaps": [Overlap(1, 10.0, 8, (7, 7))]}),
+        ("I2", {"overlaps": [Overlap(0, 10.0, 8, (7,))], "faults": [Fault("freeze", 9.0, 43.0, 7)]}),
+        ("I3", {"out_of_order": 1}),
+        ("I3", {"chains": {(0, 1): [12.0, 10.0]}}),
+        ("I4", {"waits": {1: [(0.0, 0.1)] * ENOUGH, 2: [(0.0, 0.1)] * ENOUGH, 3: [(0.0, 9.0)] * ENOUGH}}),
+        ("I6", {"waits": {1: [(10.2, 10.2 + STARTABLE + 1)]}}),
+        ("I6", {"faults": []}),
+        ("I6", {"faults": [Fault("kill", 10.1, 10.1, 8)]}),
+        ("I6", {"successes": {"evt_a/0": [(30.0, 7), (31.0, 8)], "evt_b/1": [(11.0, 8)]}}),
+        ("I7", {"keys_with_two_ids": 1}),
+        ("I7", {"stored_events": 3}),
+        ("I8", {"states": {"evt_a/0": Counter(delivered=1, waiting=1), "evt_b/1": Counter(delivered=1)}}),
+        ("I9", {"early": 1}),
+        ("I9", {"attempts": [AttemptLine(1, 2, 100, "w7", True), AttemptLine(1, 1, 200, "w7", True)]}),
+        ("I9", {"attempts": [AttemptLine(1, number, number, "w7", True) for number in range(1, 6)], "attempts_max": 3}),
+        ("I10", {"unmarked": [256]}),
+        ("I10", {"left_waiting": 1}),
+        ("I11", {"replay_arrived": 0}),
+        ("I11", {"replay_dead": 1}),
+    ],
+)
+def test_each_invariant_can_be_broken(invariant: str, changes: dict[str, Any]) -> None:
+    """A check that cannot fail is none."""
+    broken = {one.invariant for one in judge(replace(whole(), **changes)) if not one.held}
+    assert invariant in broken
+    assert broken <= {invariant, "I1"}, "one violation, one line; what is in two states shows as both"
+
+
+def test_overlaps_of_a_frozen_process_with_its_successor_are_counted_and_explained() -> None:
+    """A process that does not run cannot see that its time is over: for unordered lanes that is allowed, and said."""
+    run = replace(whole(), overlaps=[Overlap(1, 10.0, 8, (7,))], faults=[Fault("freeze", 9.0, 43.0, 7)])
+    finding = judge(run)[1]
+    assert finding.held
+    assert finding.note == "1 overlaps of a frozen or silenced process with its successor"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="which process has a socket is read from /proc, which is Linux's")
+def test_the_process_at_the_other_end_of_a_connection_is_found() -> None:
+    """Who overlapped with whom is known by process, not by guess."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as client:
+        client.connect(server.getsockname())
+        ports: tuple[int, int] = (client.getsockname()[1], server.getsockname()[1])
+        assert process_at(*ports, [os.getpid()]) == os.getpid()
+        assert process_at(*ports, []) == 0
+        assert process_at(*ports, [2**22 + 1]) == 0
