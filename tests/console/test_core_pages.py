@@ -32,6 +32,7 @@ PAGES = (
     "/policy/rollout",
     "/policy/shadow",
     "/fleet",
+    "/audit",
     "/nothing",
 )
 

@@ -18,6 +18,7 @@ from gatepost.errors import GatepostError
 from gatepost.service.api.context import Service
 from gatepost.service.api.problems import CODES, Problem, problem_of
 from gatepost.service.console import (
+    audit_page,
     dead_letters,
     dead_replay,
     deliveries,
@@ -52,6 +53,7 @@ PAGES: Final = (
     dead_letters,
     policy_page,
     fleet_page,
+    audit_page,
 )
 """Modules with a `router` whose every route needs a session."""
 OPEN: Final = (signin, static)

@@ -39,8 +39,10 @@ NAVIGATION: Final = (
     Section("dead", "Dead letters", "/dead-letters"),
     Section("policy", "Policy", "/policy", admin=True),
     Section("fleet", "Fleet", "/fleet", admin=True),
+    Section("audit", "Audit log", "/audit"),
 )
-"""In the order of the questions one asks: is it well, who is not, what became of this one, what was given up, why so, who does it."""
+"""In the order of the questions one asks: is it well, who is not, what became of this one, what was given up, why so, who does it,
+who changed it."""
 
 
 def url(path: str, *segments: str, **query: object) -> str:
