@@ -121,6 +121,13 @@ async def test_the_overview_moves_while_one_looks_and_stops_when_told(browser: B
         await page.clock.run_for(EVERY_MS)
         await expect(live).not_to_have_attribute("data-refreshes", seen or "")
         assert it.endpoint in await page.evaluate("document.activeElement.textContent")
+        # And what is marked to be copied stays marked.
+        await page.evaluate("getSelection().selectAllChildren(document.querySelector('#overview-live .id'))")
+        seen = await live.get_attribute("data-refreshes")
+        await page.clock.run_for(EVERY_MS)
+        assert await live.get_attribute("data-refreshes") == seen
+        assert await page.evaluate("getSelection().toString()") == it.endpoint
+        await page.evaluate("getSelection().removeAllRanges()")
         await page.get_by_role("button", name="Pause updates").click()
         held = await live.get_attribute("data-refreshes")
         await page.clock.run_for(3 * EVERY_MS)

@@ -9,7 +9,7 @@ function refresh(part) {
   let failures = 0;
 
   async function once() {
-    if (document.hidden || part.dataset.paused === "true" || !part.isConnected) return;
+    if (document.hidden || part.dataset.paused === "true" || !part.isConnected || marked(part)) return;
     try {
       const answer = await fetch(part.dataset.refresh, { credentials: "same-origin", redirect: "manual" });
       if (answer.type === "opaqueredirect" || answer.status === 401) {
@@ -27,7 +27,10 @@ function refresh(part) {
   }
 
   async function loop() {
-    if (!part.isConnected) return;
+    if (!part.isConnected) {
+      document.removeEventListener("visibilitychange", once);
+      return;
+    }
     await once();
     setTimeout(loop, every * Math.min(10, 1 + failures));
   }
@@ -39,7 +42,7 @@ function refresh(part) {
 // Replace what a part holds; whoever reads with the keyboard stays where they are.
 function put(part, text) {
   const focused = document.activeElement;
-  const key = part.contains(focused) ? focused.id || focused.getAttribute("href") : null;
+  const key = part.contains(focused) ? named(focused) : null;
   const opened = [...part.querySelectorAll("details[open][id]")].map((one) => one.id);
   const scrolled = new Map([...part.querySelectorAll(".table")].map((one, place) => [place, one.scrollLeft]));
   part.innerHTML = text;
@@ -51,11 +54,20 @@ function put(part, text) {
   [...part.querySelectorAll(".table")].forEach((one, place) => { one.scrollLeft = scrolled.get(place) || 0; });
   bind(part);
   if (key) {
-    const again = [...part.querySelectorAll("a, button, summary, [tabindex]")].find(
-      (one) => one.id === key || one.getAttribute("href") === key,
-    );
+    const again = [...part.querySelectorAll("a, button, summary, [tabindex]")].find((one) => named(one) === key);
     if (again) again.focus();
   }
+}
+
+// What tells a control apart from the others of its part, before and after.
+function named(element) {
+  return element.id || element.getAttribute("href") || element.getAttribute("aria-label");
+}
+
+// Somebody marks text in it, perhaps to copy an id: what is marked stays.
+function marked(part) {
+  const selection = document.getSelection();
+  return selection !== null && !selection.isCollapsed && part.contains(selection.anchorNode);
 }
 
 // Old figures must not pass for new ones.
