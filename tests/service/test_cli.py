@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -201,7 +202,38 @@ def test_dead_letters_are_exported_page_by_page_and_an_export_goes_on_where_it_b
     assert rest == everything[20:]
     died = everything[10]["died_at"]
     assert len(ask(service, *listing, "--before", died)) + len(ask(service, *listing, "--from", died)) == 45
-    assert ask(service, "dead", "replay", "--endpoint", endpoint["id"], "--rate", "1000") == [{"replayed": 45}]
+    count = ApiClient(service.url, None).call
+    selection = {"endpoint_id": endpoint["id"]}
+    assert count("GET", "/v1/dead-letters:count", query=selection) == {"count": 45, "complete": True}
+    assert count("GET", "/v1/dead-letters:count", query={**selection, "at_most": 7}) == {"count": 7, "complete": False}
+    assert "45/45" in on_terminal(
+        "dead", "replay", "--endpoint", endpoint["id"], "--rate", "1000", "--url", service.url
+    )
+
+
+def on_terminal(*arguments: str) -> str:
+    """What a command shows on standard error where that is a terminal."""
+    ours, theirs = os.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "gatepost.service.cli", *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=theirs,
+        env=environment,
+    ) as process:
+        os.close(theirs)
+        shown = b""
+        while True:
+            try:
+                part = os.read(ours, 4_096)
+            except OSError:  # Linux says so when the other end is closed
+                break
+            if not part:
+                break
+            shown += part
+    os.close(ours)
+    assert process.returncode == 0
+    return shown.decode()
 
 
 def test_dead_letters_are_listed_replayed_and_purged(service: Served, receiver: ReceiverProcess) -> None:

@@ -17,6 +17,9 @@ from gatepost.store.port import DeliveryStore
 from gatepost.store.rows import AttemptRow, DeadFilter, DeadLetter, DeliveryFilter, DeliveryInfo, Page
 
 CANCEL_CHUNK: Final = 1_000
+COUNTED_MAX: Final = 1_000
+"""Dead letters that are counted before somebody is told "or more": for a look, not for a report."""
+COUNT_CHUNK: Final = 500
 REPLAY_CHUNK: Final = 500
 PURGE_CHUNK: Final = 1_000
 """Rows per transaction: a few tens of milliseconds each."""
@@ -148,6 +151,16 @@ class DeadLetters:
     async def list(self, where: DeadFilter, after: str | None = None, limit: int = 100) -> Page[DeadLetter]:
         """Dead letters without bodies, newest first."""
         return await self._store.dead_letters(where, after, limit)
+
+    async def count(self, where: DeadFilter, at_most: int = COUNTED_MAX) -> tuple[int, bool]:
+        """How many match, and whether that is all of them: counting reads them, and stops at `at_most`."""
+        found, after = 0, None
+        while found < at_most:
+            page = await self._store.dead_letters(where, after, min(COUNT_CHUNK, at_most - found))
+            found, after = found + len(page.items), page.next
+            if after is None:
+                return found, True
+        return found, False
 
     async def get(self, delivery_id: str) -> DeadLetter:
         """One with its body. Raises `NotFound`."""

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Query
 
 from gatepost.delivery.ids import DELIVERY, ENDPOINT
+from gatepost.dispatch.operations import COUNTED_MAX
 from gatepost.service.api.auth import Caller
 from gatepost.service.api.context import (
     AfterQuery,
@@ -29,6 +30,8 @@ from gatepost.store.rows import DeadFilter
 PAYLOADS_MAX: Final = 20
 """Letters with payloads in one page: at most 20 MiB by the default limit of a payload."""
 PORTION_MAX: Final = 100_000
+COUNTED_FOR_API: Final = 100_000
+"""The most one call counts: some 200 pages of the list."""
 
 router = APIRouter(prefix="/v1", tags=["dead letters"])
 
@@ -65,6 +68,33 @@ async def list_dead_letters(
             # One that was replayed or purged this moment is shown as it was listed.
             view["payload_base64"] = None if letter is None else _base64(letter.body)
     return page_view(views, page.next)
+
+
+@router.get("/dead-letters:count")
+async def count_dead_letters(
+    service: ServiceDep,
+    caller: CallerDep,
+    tenant: TenantQuery = None,
+    endpoint_id: Annotated[str | None, Query()] = None,
+    event_type: Annotated[str | None, Query()] = None,
+    why: Annotated[str | None, Query()] = None,
+    delivery_id: Annotated[str | None, Query()] = None,
+    died_from: Annotated[datetime | None, Query()] = None,
+    died_before: Annotated[datetime | None, Query()] = None,
+    at_most: Annotated[int, Query(ge=1, le=COUNTED_FOR_API, description="Stop counting here.")] = COUNTED_MAX,
+) -> dict[str, Any]:
+    """How many dead letters match. They are read to be counted; `complete` is false when there are more than `at_most`."""
+    selection = DeadSelection(
+        tenant=tenant,
+        endpoint_id=endpoint_id,
+        event_type=event_type,
+        why=why,
+        delivery_id=delivery_id,
+        died_from=died_from,
+        died_before=died_before,
+    )
+    found, complete = await service.dispatcher.dead_letters.count(_filter(caller, selection), at_most)
+    return {"count": found, "complete": complete}
 
 
 @router.get("/dead-letters/{delivery_id}")

@@ -15,7 +15,15 @@ from typing import IO, Annotated, Any, Final
 
 import typer
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from gatepost.service.cli.api_client import DEFAULT_URL, ApiClient, KeyOption, TenantOption, UrlOption
 from gatepost.service.cli.output import JsonFlag, fail, json_line, print_json, print_line, print_table
@@ -33,6 +41,8 @@ Delivery = Annotated[str | None, typer.Option("--delivery", help="dlv_…")]
 From = Annotated[str | None, typer.Option("--from", metavar="TIME", help="Died then or later: 2027-01-31T12:00:00Z.")]
 Before = Annotated[str | None, typer.Option("--before", metavar="TIME", help="Died before: 2027-01-31T12:00:00Z.")]
 Advance = Callable[[int], None]
+COUNTED_MAX: Final = 100_000
+"""Dead letters counted for a bar: seconds of reading; beyond it the count moves without an end in sight."""
 
 
 @app.command("list")
@@ -78,7 +88,7 @@ def replay(
     body = _selection(endpoint, event_type, why, delivery, died_from, died_before, tenant, everything)
     client = ApiClient(url, api_key, keep_alive=True)
     moved = 0
-    with _progress("replayed") as advance:
+    with _progress("replayed", total=lambda: _count(client, body)) as advance:
         more = True
         while more:
             asked = {**body, "rate": rate, "limit": REPLAY_PORTION}
@@ -109,7 +119,7 @@ def purge(
     body = _selection(endpoint, event_type, why, delivery, died_from, died_before, tenant, everything=False)
     client = ApiClient(url, api_key, keep_alive=True)
     gone = 0
-    with _progress("purged") as advance:
+    with _progress("purged", total=lambda: _count(client, body)) as advance:
         more = True
         while more:
             answer = client.call("POST", "/v1/dead-letters:purge", {**body, "limit": PURGE_PORTION})
@@ -207,16 +217,27 @@ def _selection(
     return body
 
 
+def _count(client: ApiClient, body: dict[str, Any]) -> int | None:
+    """How many there are to come; None when there are too many to count for a bar."""
+    answer = client.call("GET", "/v1/dead-letters:count", query={**body, "at_most": COUNTED_MAX})
+    return int(answer["count"]) if answer["complete"] else None
+
+
 @contextmanager
-def _progress(what: str, *, shown: bool = True) -> Iterator[Advance]:
-    """A count that moves, on a terminal only; how many there are to come is not known before they are read."""
+def _progress(what: str, *, shown: bool = True, total: Callable[[], int | None] | None = None) -> Iterator[Advance]:
+    """A bar on a terminal, of what `total` counts; without one a count that moves."""
     console = Console(stderr=True)
     if not shown or not console.is_terminal:
         yield lambda _: None
         return
-    columns = (SpinnerColumn(), TextColumn("{task.completed:.0f} " + what), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(what, total=None)
+    known = None if total is None else total()
+    shape = (
+        (SpinnerColumn(), TextColumn("{task.completed:.0f} " + what))
+        if known is None
+        else (BarColumn(), MofNCompleteColumn(), TextColumn(what), TimeRemainingColumn())
+    )
+    with Progress(*shape, TimeElapsedColumn(), console=console, transient=True) as progress:
+        task = progress.add_task(what, total=known)
         yield lambda count: progress.advance(task, count)
 
 

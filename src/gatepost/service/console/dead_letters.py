@@ -20,8 +20,6 @@ from gatepost.store.rows import DeadFilter
 PAGE_ROWS: Final = 50
 LOOKS_MAX: Final = 5
 """A search that finds nothing looks on so often before it asks whether to."""
-COUNTED_MAX: Final = 1_000
-"""Letters counted before one is asked to confirm; more are "more than"."""
 PURGE_MAX: Final = 50_000
 """Letters purged by one press: some ten seconds."""
 EXPORT_MAX: Final = 10_000
@@ -98,19 +96,8 @@ async def export(view: ViewDep, selection: SelectionDep) -> Response:
     return StreamingResponse(_lines(view.service, where), media_type="application/x-ndjson", headers=headers)
 
 
-async def count(service: Service, where: DeadFilter) -> tuple[int, bool]:
-    """How many match, and whether that is all of them; counting stops at `COUNTED_MAX`."""
-    found, after = 0, None
-    for _ in range(COUNTED_MAX // EXPORT_PORTION * 2):  # pages may be short
-        page = await service.store.dead_letters(where, after, EXPORT_PORTION)
-        found, after = found + len(page.items), page.next
-        if after is None or found >= COUNTED_MAX:
-            break
-    return min(found, COUNTED_MAX), after is None
-
-
 async def _ask_purge(view: View, selection: Selection, problem: str | None) -> Response:
-    matching, is_all = await count(view.service, _some(selection, view))
+    matching, is_all = await view.service.dispatcher.dead_letters.count(_some(selection, view))
     return view.page(
         "dead_purge.html",
         title="Purge dead letters",
