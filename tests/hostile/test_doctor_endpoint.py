@@ -155,6 +155,18 @@ async def test_a_refused_certificate_is_shown_although_nothing_is_sent_to_it() -
         assert "timedatectl" in seen.text or reason != "tls_cert_expired"
 
 
+async def test_a_certificate_that_is_wrong_on_one_server_of_several_is_named() -> None:
+    """The renewal that missed one machine: deliveries fail by chance, and every single look finds it well."""
+    certificates = Certificates.make()
+    async with HostileServer("ok", tls_context=certificates.server(NAME)) as well:
+        wrong = certificates.server("other.example")
+        async with HostileServer("ok", tls_context=wrong, host="127.0.0.2", port=well.port):
+            resolver = FixedResolver({NAME: ("127.0.0.1", "127.0.0.2")})
+            seen = await look(well.url.replace("127.0.0.1", NAME), resolver, tls=certificates.profile)
+    assert (seen.codes, seen.fault) == (["tls_differs"], Fault.THEIRS)
+    assert "127.0.0.2: tls_hostname_mismatch" in seen.text
+
+
 async def test_a_peer_with_http2_only_is_told_so_after_its_certificate() -> None:
     """It shakes hands with whoever offers h2, and not with us: without saying why, that looks like a broken server."""
     certificates = Certificates.make()

@@ -241,6 +241,20 @@ async def test_a_full_disk_is_found_before_and_when_events_are_refused(small_dis
         assert "24 MiB are kept for finishing deliveries" in evidence
 
 
+async def test_limits_of_a_file_that_do_not_run_are_found_when_it_is_compared(tmp_path: Path) -> None:
+    """A configuration repository may be several deployments ahead of what a process runs."""
+    file = tmp_path / "gatepost.toml"
+    async with api(tmp_path) as service:
+        limits = f"connect_timeout = {POLICY.connect_timeout}\nwrite_timeout = {POLICY.write_timeout}\n"
+        file.write_text(f"[policy]\n{limits}read_timeout = {POLICY.read_timeout}\n")
+        assert codes(await examined(service.running.url, "--compare", str(file), code=0)) == []
+        file.write_text(f"[policy]\n{limits}read_timeout = 8.0\n")
+        evidence = finding(await examined(service.running.url, "--compare", str(file)), "limits_differ", "notice")
+        node = service.running.dispatcher.statistics().node
+        assert f"{node}: phase wait=2.0, phase read=2.0, attempt_budget=3.6" in evidence
+        assert f"{file}: phase wait=8.0" in evidence
+
+
 def test_a_low_limit_on_open_files_is_found_in_the_process_that_has_it(tmp_path: Path) -> None:
     """The shell of whoever looks has another limit than the service, so the service tells."""
     process = subprocess.Popen(

@@ -85,7 +85,11 @@ class ApiClient:
             data = body if isinstance(body, bytes) else json.dumps(body).encode()
             sent["content-type"] = "application/json"
         status, raw = self._exchange(method, target, data, sent)
-        return self._read(status, raw)
+        try:
+            document = json.loads(raw) if raw else None
+        except ValueError:
+            fail(f"{self._url} answered {status} with something that is not JSON; is it Gatepost?", NOT)
+        return Answer(status, document)
 
     def look(self, path: str, query: Mapping[str, object] | None = None) -> Answer | Unreachable:
         """The answer to a GET, or why there is none: for who can do something without a service."""
@@ -94,14 +98,10 @@ class ApiClient:
             status, raw = self._send("GET", target, None, {})
         except (OSError, http.client.HTTPException) as error:
             return Unreachable(str(error) or type(error).__name__)
-        return self._read(status, raw)
-
-    def _read(self, status: int, raw: bytes) -> Answer:
         try:
-            document = json.loads(raw) if raw else None
+            return Answer(status, json.loads(raw) if raw else None)
         except ValueError:
-            fail(f"{self._url} answered {status} with something that is not JSON; is it Gatepost?", NOT)
-        return Answer(status, document)
+            return Unreachable(f"it answered {status} with something that is not JSON; is it Gatepost?")
 
     def text(self, path: str) -> str:
         """A page that is not JSON, such as the metrics."""

@@ -22,8 +22,9 @@ from gatepost.service.cli.policy import ConfigOption
 from gatepost.service.cli.policy_options import AllowCidr, AllowHttp, PolicyFields
 from gatepost.service.config import load_settings, open_files_limit
 from gatepost.service.doctor.asking import ToAsk, limits_differ, others_to_ask, unreachable
+from gatepost.service.doctor.collect import facts_json
 from gatepost.service.doctor.finding import RANK, Finding, Severity, finding_from, merged
-from gatepost.service.doctor.offline import examine_settings
+from gatepost.service.doctor.offline import examine_settings, facts_of
 
 PATH: Final = "/v1/doctor"
 OTHERS_TIMEOUT: Final = 10.0
@@ -41,6 +42,9 @@ def doctor(
     offline: Annotated[
         bool, typer.Option("--offline", help="Ask no service: look at the configuration and this machine only.")
     ] = False,
+    compare: Annotated[
+        Path | None, typer.Option(help="A configuration file to compare with what runs; this environment counts too.")
+    ] = None,
     fail_on: Annotated[Severity, typer.Option(help="Exit 1 from this severity on.")] = Severity.NOTICE,
     send: Annotated[
         bool, typer.Option("--send", help="URL: POST a test event instead of asking with OPTIONS.")
@@ -91,10 +95,14 @@ def doctor(
         fail(f"{url} does not tell: give an admin's key (--api-key), and let the service run this version")
     if answer.status >= 400:
         refuse(answer)
-    raise typer.Exit(_of_fleet(answer.document, url, api_key, fail_on, as_json))
+    if not isinstance(answer.document, dict) or "answered_by" not in answer.document:
+        fail(f"{url} answered something else; is it Gatepost?")
+    raise typer.Exit(_of_fleet(answer.document, url, api_key, compare, fail_on, as_json))
 
 
-def _of_fleet(first: dict[str, Any], url: str, api_key: str | None, fail_on: Severity, as_json: bool) -> int:
+def _of_fleet(
+    first: dict[str, Any], url: str, api_key: str | None, compare: Path | None, fail_on: Severity, as_json: bool
+) -> int:
     to_ask = others_to_ask(first, url)
     documents, failed, not_asked = [first], [], [one for one in to_ask if one.url is None]
     askable = [one for one in to_ask if one.url is not None]
@@ -103,13 +111,14 @@ def _of_fleet(first: dict[str, Any], url: str, api_key: str | None, fail_on: Sev
             match answer:
                 case Unreachable(why):
                     failed.append((one.name, f"{one.url}: {why}"))
-                case Answer() if answer.status == 200 and answer.document.get("answered_by") == one.name:
+                case Answer(200, {"answered_by": name}) if name == one.name:
                     documents.append(answer.document)
                 case _:
                     not_asked.append(ToAsk(one.name, None, f"somebody else answers at {one.url}"))
     processes = [document["process"] for document in documents]
     found = [finding_from(finding) for document in documents for finding in document["findings"]]
-    found += [one for one in (unreachable(failed), limits_differ(processes)) if one is not None]
+    written = [] if compare is None else [_as_written(compare)]
+    found += [one for one in (unreachable(failed), limits_differ([*processes, *written])) if one is not None]
     findings = merged(found)
     bad = _counts(findings, fail_on)
     asked = [document["answered_by"] for document in documents]
@@ -132,6 +141,13 @@ def _of_fleet(first: dict[str, Any], url: str, api_key: str | None, fail_on: Sev
         print_line(f"not asked: {one.name}, {one.why}")
     print_line(f"{_verdict(findings)}; asked {', '.join(asked)}")
     return NOT if bad else DONE
+
+
+def _as_written(config: Path) -> dict[str, Any]:
+    """What processes would have that start with this file now."""
+    open_files_limit(raise_it=True)
+    facts = facts_of(load_settings(config, os.environ))
+    return {"node": str(config), "limits": facts_json(facts.limits)}
 
 
 def _ask(one: ToAsk, api_key: str | None) -> Answer | Unreachable:

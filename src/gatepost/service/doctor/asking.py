@@ -88,7 +88,10 @@ COMPARED: Final = ("phases", "attempt_budget", "keepalive_expiry", "follow_redir
 
 
 def limits_differ(processes: Sequence[Mapping[str, Any]]) -> Finding | None:
-    """A fleet that was restarted in part runs two policies."""
+    """A fleet that was restarted in part runs two policies, and none may be that of a file which is several deployments ahead.
+
+    `processes` may hold a file's limits under its name.
+    """
     limits = {str(process["node"]): _flat(process["limits"]) for process in processes}
     different = [name for name in _flat_names(limits) if len({str(one.get(name)) for one in limits.values()}) > 1]
     if not different:
@@ -99,9 +102,10 @@ def limits_differ(processes: Sequence[Mapping[str, Any]]) -> Finding | None:
     return Finding(
         Code.LIMITS_DIFFER,
         Severity.NOTICE,
-        "Processes run with different limits.",
+        "Processes run with different limits, or not with those of the file.",
         shortened([f"{', '.join(nodes)}: {text}" for text, nodes in by_text.items()]),
-        "Finish the rolling restart, or the rollout of the policy (`gatepost rollout status`); a canary differs on purpose.",
+        "Restart what runs older limits, or finish the rollout of the policy (`gatepost rollout status`). A canary, and what "
+        "`gatepost policy` set, differ on purpose.",
     )
 
 

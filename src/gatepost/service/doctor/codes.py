@@ -51,6 +51,7 @@ class Code(StrEnum):
     CONNECT_SLOW = "connect_slow"
     ADDRESS_DEAD = "address_dead"
     TLS_FAILED = "tls_failed"
+    TLS_DIFFERS = "tls_differs"
     CERTIFICATE_EXPIRES = "certificate_expires"
     NO_ANSWER = "no_answer"
     REQUEST_FAILED = "request_failed"

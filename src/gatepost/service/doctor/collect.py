@@ -110,7 +110,7 @@ class Doctor:
             ),
             hosts=self._hosts(limits.keepalive_expiry),
             names=names,
-            names_pending=client.statistics().names_pending,
+            names_pending=client.names.pending_count,
             store=store,
             files=file_facts(limits.max_connections, limits.slots),
             disk=None if self._directory is None else disk_facts(self._directory),
@@ -136,19 +136,22 @@ class Doctor:
         """Hosts with traffic in the last minutes, or that keep connections for a shorter time than we."""
         counted = self._recent.hosts()
         histories = self._dispatcher.client.keep_alive_histories()
-        found = []
-        for origin in {*counted, *histories}:
-            facts = counted.get(origin) or HostFacts(origin, 0, 0, 0, 0, 0)
-            history = histories.get(origin)
-            if history is not None:
-                facts = replace(
+        found = [facts for origin, facts in counted.items() if origin not in histories]
+        for origin, history in histories.items():
+            facts = counted.get(origin)
+            if facts is None:
+                announced = math.inf if history.announced is None else history.announced
+                if not history.closed_after and announced >= keepalive_expiry:
+                    continue
+                facts = HostFacts(origin, 0, 0, 0, 0, 0)
+            found.append(
+                replace(
                     facts,
                     open_peak=history.open_peak,
                     announced=history.announced,
                     closed_after=tuple(round(age, 3) for age in history.closed_after),
                 )
-            if facts.attempts or facts.closed_after or (facts.announced or math.inf) < keepalive_expiry:
-                found.append(facts)
+            )
         found.sort(key=lambda facts: (-facts.pool_timeouts, -facts.attempts, facts.host))
         return tuple(found[:HOSTS_TOLD])
 

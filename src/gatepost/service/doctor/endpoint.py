@@ -23,6 +23,8 @@ from gatepost.service.doctor.handshake import shake_hands
 from gatepost.wire.egress import Denied, Target
 from gatepost.wire.reasons import Reason
 
+HANDSHAKES_MAX: Final = 4
+"""Addresses whose certificate is looked at: as many as an attempt may end up at."""
 ADDRESSES_MAX: Final = 16
 """Addresses connected to: an attempt tries four, and the others may be the ones it gets tomorrow."""
 _OK: Final = Reason.OK.value
@@ -73,9 +75,13 @@ async def look_at(
     if not reached:
         return facts
     if target.scheme == "https":
-        facts = replace(facts, tls=await _handshakes(client, reached[0], target, tls))
-        assert facts.tls is not None
-        if facts.tls.reason != _OK:
+        first, *others = await asyncio.gather(
+            _handshakes(client, reached[0], target, tls),
+            *(_handshake(client, address, target, tls) for address in reached[1:HANDSHAKES_MAX]),
+        )
+        elsewhere = zip(reached[1:], (one.reason for one in others), strict=False)
+        facts = replace(facts, tls=first, tls_elsewhere=tuple(elsewhere))
+        if first.reason != _OK:
             return facts
     return await _exchange(client, url, facts, tls, event)
 
@@ -173,19 +179,23 @@ async def _connect(client: DispatchClient, address: str, port: int) -> tuple[Rea
     return reason, sock, client.clock.monotonic() - began
 
 
-async def _handshakes(client: DispatchClient, address: str, target: Target, tls: TLSProfile | None) -> TlsFacts | None:
+async def _handshakes(client: DispatchClient, address: str, target: Target, tls: TLSProfile | None) -> TlsFacts:
     """One as deliveries make it; where it does not show the chain, one more of an older version, which does."""
-    patience = client.policy.tls_timeout or client.policy.connect_timeout
+    facts = await _handshake(client, address, target, tls)
+    if len(facts.chain) < 2 and facts.reason != Reason.TLS_TIMEOUT.value:
+        shown = await _handshake(client, address, target, tls, in_the_clear=True)
+        facts = replace(facts, chain=shown.chain or facts.chain)
+    return facts
+
+
+async def _handshake(
+    client: DispatchClient, address: str, target: Target, tls: TLSProfile | None, *, in_the_clear: bool = False
+) -> TlsFacts:
     reason, sock, _ = await _connect(client, address, target.port)
     if sock is None:
         return TlsFacts(reason.value, 0.0, None, None, None, ())
-    facts = await shake_hands(sock, target.sni, tls, patience, client.clock)
-    if len(facts.chain) < 2 and facts.reason != Reason.TLS_TIMEOUT.value:
-        _, sock, _ = await _connect(client, address, target.port)
-        if sock is not None:
-            shown = await shake_hands(sock, target.sni, tls, patience, client.clock, in_the_clear=True)
-            facts = replace(facts, chain=shown.chain or facts.chain)
-    return facts
+    patience = client.policy.tls_timeout or client.policy.connect_timeout
+    return await shake_hands(sock, target.sni, tls, patience, client.clock, in_the_clear=in_the_clear)
 
 
 async def _look_at_reference(client: DispatchClient, url: str) -> ReferenceFacts:

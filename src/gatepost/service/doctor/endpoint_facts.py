@@ -70,6 +70,9 @@ class EndpointFacts:
     name: NameLook | None = None
     addresses: tuple[AddressFacts, ...] = ()
     tls: TlsFacts | None = None
+    """At the first address that took a connection."""
+    tls_elsewhere: tuple[tuple[str, str], ...] = ()
+    """Other addresses and what their handshake came to."""
     sent: str = "nothing"
     """What was sent to the endpoint."""
     exchanges: tuple[Attempt, ...] = ()

@@ -241,7 +241,8 @@ def _handshake(facts: EndpointFacts) -> Step:
     tls = facts.tls
     if tls is None:
         return _FINE
-    evidence = [f"{tls.reason} after {_ms(tls.seconds)}. {_help(tls.reason)}", *_certificates(tls)]
+    elsewhere = [f"{address}: {reason}" for address, reason in facts.tls_elsewhere]
+    evidence = [f"{tls.reason} after {_ms(tls.seconds)}. {_help(tls.reason)}", *_certificates(tls), *elsewhere]
     if tls.reason != _OK:
         todo = "Its owner mends the certificate or the server. There is no way to send without checking."
         if tls.reason in _BY_CLOCK:
@@ -251,9 +252,21 @@ def _handshake(facts: EndpointFacts) -> Step:
         elif tls.reason == Reason.TLS_CERT_SELF_SIGNED.value:
             todo += " A receiver of your own is served by pinning its certificate as ca_pem (--ca-file here)."
         return _stop(Fault.THEIRS, Code.TLS_FAILED, "The TLS handshake fails; no request was sent.", evidence, todo)
+    found = []
+    if any(reason != _OK for _, reason in facts.tls_elsewhere):
+        found.append(
+            _note(
+                Fault.THEIRS,
+                Severity.WARNING,
+                Code.TLS_DIFFERS,
+                "The handshake fails at some of its addresses and not at others: deliveries fail by chance.",
+                [f"{next((one.address for one in facts.addresses if one.connect == _OK), '')}: {_OK}", *elsewhere],
+                "Its owner mends the certificate on every server behind the name.",
+            )
+        )
     leaf = tls.chain[0] if tls.chain else None
     if leaf is not None and leaf.days_left < EXPIRES_SOON:
-        return False, [
+        found.append(
             _note(
                 Fault.THEIRS,
                 Severity.WARNING,
@@ -262,8 +275,8 @@ def _handshake(facts: EndpointFacts) -> Step:
                 _certificates(tls),
                 "Its owner renews it; automatic renewal should have done so by now.",
             )
-        ]
-    return _FINE
+        )
+    return False, found
 
 
 def _unknown_authority(tls: TlsFacts) -> str:
