@@ -152,10 +152,14 @@ class DeadLetters:
         """Dead letters without bodies, newest first."""
         return await self._store.dead_letters(where, after, limit)
 
-    async def count(self, where: DeadFilter, at_most: int = COUNTED_MAX) -> tuple[int, bool]:
-        """How many match, and whether that is all of them: counting reads them, and stops at `at_most`."""
-        found, after = 0, None
-        while found < at_most:
+    async def count(
+        self, where: DeadFilter, at_most: int = COUNTED_MAX, *, looks: int | None = None
+    ) -> tuple[int, bool]:
+        """How many match, and whether that is all of them: counting reads them, and stops at `at_most`, or after so many reads of
+        the store (`looks`, None: as many as it takes), each of which passes over some thousands that do not match."""
+        found, after, looked = 0, None, 0
+        while found < at_most and (looks is None or looked < looks):
+            looked += 1
             page = await self._store.dead_letters(where, after, min(COUNT_CHUNK, at_most - found))
             found, after = found + len(page.items), page.next
             if after is None:

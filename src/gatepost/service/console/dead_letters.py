@@ -20,6 +20,8 @@ from gatepost.store.rows import DeadFilter
 PAGE_ROWS: Final = 50
 LOOKS_MAX: Final = 5
 """A search that finds nothing looks on so often before it asks whether to."""
+COUNT_LOOKS: Final = 10
+"""Reads of the store to count what matches: a page does not wait for a million that do not."""
 PURGE_MAX: Final = 50_000
 """Letters purged by one press: some ten seconds."""
 EXPORT_MAX: Final = 10_000
@@ -97,7 +99,7 @@ async def export(view: ViewDep, selection: SelectionDep) -> Response:
 
 
 async def _ask_purge(view: View, selection: Selection, problem: str | None) -> Response:
-    matching, is_all = await view.service.dispatcher.dead_letters.count(_some(selection, view))
+    matching, is_all = await view.service.dispatcher.dead_letters.count(_some(selection, view), looks=COUNT_LOOKS)
     return view.page(
         "dead_purge.html",
         title="Purge dead letters",

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from gatepost.delivery.ids import ENDPOINT, encode_id
 from gatepost.dispatch.operations import REPLAY_RATE, REPLAY_RATE_MAX, REPLAY_RATE_MIN
 from gatepost.service.api.problems import Problem
-from gatepost.service.console.dead_letters import SelectionDep
+from gatepost.service.console.dead_letters import COUNT_LOOKS, SelectionDep
 from gatepost.service.console.dead_selection import Selection, cut_off
 from gatepost.service.console.view import View, ViewDep
 
@@ -54,7 +54,9 @@ class Progress:
 @router.get("/dead-letters/replay")
 async def ask_replay(view: ViewDep, selection: SelectionDep) -> Response:
     """How many, and how fast."""
-    matching, is_all = await view.service.dispatcher.dead_letters.count(selection.filter(view.access))
+    matching, is_all = await view.service.dispatcher.dead_letters.count(
+        selection.filter(view.access), looks=COUNT_LOOKS
+    )
     return view.page(
         "dead_replay.html",
         title="Replay dead letters",
@@ -117,7 +119,7 @@ async def _shown(view: View, selection: Selection, progress: Progress) -> dict[s
         # By the plan: one from the beginning on at each step of the rate.
         started = min(progress.moved, max(0, math.floor((now - progress.began) / 1e6 * progress.rate) + 1))
         died, died_is_all = await view.service.dispatcher.dead_letters.count(
-            replace(where, died_from=progress.began, died_before=None)
+            replace(where, died_from=progress.began, died_before=None), looks=COUNT_LOOKS
         )
     waiting = None
     if where.endpoint is not None and await _is_seen(view, where.endpoint):
