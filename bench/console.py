@@ -135,7 +135,7 @@ def _ask(url: str, house: House, rounds: int, wanted: str) -> list[Timing]:
     browser = Browser(url)
     browser.sign_in(KEY)
     timings = []
-    for page, paths in _pages(house):
+    for page, paths in pages(house):
         if not re.match(wanted, page):
             continue
         taken, size = [], 0
@@ -150,10 +150,11 @@ def _ask(url: str, house: House, rounds: int, wanted: str) -> list[Timing]:
         timings.append(
             Timing(page, len(taken), taken[len(taken) // 2], taken[int(len(taken) * 0.95)], taken[-1], size / 1_024)
         )
+    browser.close()
     return timings
 
 
-def _pages(house: House) -> Iterator[tuple[str, Iterator[str]]]:
+def pages(house: House) -> Iterator[tuple[str, Iterator[str]]]:
     """Every page by name, and endless paths to it."""
     endpoints, deliveries = house.endpoints, house.deliveries
     spread = [endpoints[place] for place in range(0, len(endpoints), max(1, len(endpoints) // 97))]
@@ -207,6 +208,10 @@ class Browser:
     def __init__(self, url: str) -> None:
         self._connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60.0)
         self._cookies: dict[str, str] = {}
+
+    def close(self) -> None:
+        """End the connection."""
+        self._connection.close()
 
     def sign_in(self, key: str) -> None:
         """With a key, over the form."""
