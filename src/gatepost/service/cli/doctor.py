@@ -27,7 +27,7 @@ from gatepost.service.doctor.finding import RANK, Finding, Severity, finding_fro
 from gatepost.service.doctor.offline import examine_settings, facts_of
 
 PATH: Final = "/v1/doctor"
-OTHERS_TIMEOUT: Final = 10.0
+OTHERS_TIMEOUT: Final = 6.0
 """Seconds for another process: its own look takes two for a store and names that hang."""
 ASKED_AT_ONCE: Final = 8
 
