@@ -187,6 +187,21 @@ def _sqlalchemy_async(driver: str, session: bool) -> Callable[[str], AbstractAsy
     return opened
 
 
+SQLITE_WITHOUT_TRACE = """CREATE TABLE gatepost_outbox (
+  event_id     INTEGER PRIMARY KEY,
+  tenant       TEXT    NOT NULL DEFAULT 'default',
+  key          TEXT,                                        -- idempotency key
+  type         TEXT    NOT NULL,
+  content_type TEXT    NOT NULL DEFAULT 'application/json',
+  ordering_key TEXT,
+  priority     TEXT    NOT NULL DEFAULT 'normal',           -- high, normal or bulk
+  not_before   INTEGER,
+  created_at   INTEGER NOT NULL,
+  body         BLOB    NOT NULL,                            -- what is sent, byte for byte
+  done_at      INTEGER                                      -- null: waits. Below zero: set aside since then, the log says why
+)"""
+"""As the version before trace contexts made it."""
+
 WAYS = (
     Way("sqlite3", "sqlite", _sqlite3),
     Way("sqlalchemy connection on sqlite", "sqlite", _sqlalchemy("", session=False)),

@@ -18,13 +18,20 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from gatepost import Publisher
 from gatepost.delivery.ids import EVENT, ScatteredIds, decode_id
 from gatepost.errors import ConfigurationError, PayloadTooLarge
-from gatepost.store.outbox.schema import outbox_statements
+from gatepost.store.migrate import install_outbox
+from gatepost.store.outbox.schema import Dialect, outbox_statements
 from gatepost.store.outbox.transactional import TransactionalOutbox
 from gatepost.store.rows import OutboxEvent
-from tests.fleet.outbox_drivers import WAYS, Abandon, Way, database, run_sql
+from tests.fleet.outbox_drivers import SQLITE_WITHOUT_TRACE, WAYS, Abandon, Way, database, run_sql
 
 ROWS = """SELECT event_id, tenant, key, type, content_type, ordering_key, priority, not_before, body, done_at
  FROM gatepost_outbox ORDER BY event_id"""
+
+EARLIER: dict[Dialect, tuple[str, ...]] = {
+    "postgres": ("ALTER TABLE gatepost_outbox DROP COLUMN trace", "DELETE FROM gatepost_outbox"),
+    "sqlite": ("DROP TABLE gatepost_outbox", SQLITE_WITHOUT_TRACE),
+}
+"""Makes the table what an earlier version made, without a row."""
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
@@ -76,6 +83,26 @@ async def test_a_database_without_the_table_is_named_with_the_remedy(way: Way, t
         with pytest.raises(ConfigurationError, match="gatepost migrate --outbox URL"):
             async with producer.transaction():
                 await producer.publish(1)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+async def test_a_trace_context_is_written_where_there_is_a_column_for_it(way: Way, tmp_path: Path) -> None:
+    """A table that an earlier version made goes on working, and says the command to whoever wants more of it."""
+    url = await database(way.dialect, tmp_path)
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    async with way.open(url) as producer, producer.transaction():
+        await producer.publish(1, traceparent=parent, tracestate="a=1")
+        await producer.publish(2)
+    assert await run_sql(url, "SELECT trace FROM gatepost_outbox ORDER BY event_id") == [(f"{parent} a=1",), (None,)]
+    await run_sql(url, *EARLIER[way.dialect])
+    async with way.open(url) as producer:
+        async with producer.transaction():
+            await producer.publish(3)
+        with pytest.raises(ConfigurationError, match=r"no column trace.*gatepost migrate --outbox URL"):
+            async with producer.transaction():
+                await producer.publish(4, traceparent=parent)
+    await install_outbox(url)
+    assert await run_sql(url, "SELECT trace FROM gatepost_outbox") == [(None,)]
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,10 @@ from gatepost.errors import ConfigurationError
 from gatepost.service.config import LogSettings, load_settings
 from gatepost.service.logs import Logs
 from gatepost.service.tracing import TracingSettings
+from gatepost.store.migrate import install_outbox
 from gatepost.testing.scripted_receiver import ScriptedAnswer, ScriptedReceiver
 from gatepost.wire.trace_context import kept_context
+from tests.fleet.outbox_drivers import SQLITE_WITHOUT_TRACE
 from tests.service.otlp_collector import collector
 from tests.service.running import EGRESS, POLICY, Api, api, ok, until
 
@@ -205,6 +209,29 @@ async def test_a_context_survives_the_process_and_reaches_the_receiver_in_one_tr
             await asyncio.to_thread(receiver.wait_for, 3)
     by_type = {one.headers.get("traceparent"): one.headers.get("tracestate") for one in receiver.received[1:]}
     assert by_type == {f"{PARENT}-01": "v=1", None: None}
+
+
+async def test_a_producers_own_table_carries_the_context(tmp_path: Path) -> None:
+    """Committed with the producer's rows, followed from there; a table without the column is followed as well."""
+    theirs = f"sqlite:///{tmp_path / 'theirs.db'}"
+    await install_outbox(theirs)
+    spans = Spans(sample=0.0)
+    with ScriptedReceiver() as receiver, closing(sqlite3.connect(tmp_path / "theirs.db", timeout=20)) as connection:
+        async with Dispatcher.open(
+            "memory://", policy=POLICY, egress=EGRESS, run=True, outboxes=[theirs], tracing=spans.tracing
+        ) as gp:
+            await gp.endpoints.create(receiver.url, secret=receiver.secret, send_trace=True)
+            publisher = Publisher()
+            publisher.publish_sync("a.b", {}, connection=connection, traceparent=f"{PARENT}-01")
+            connection.commit()
+            await until(lambda: _true(spans.deliveries))
+            assert spans.deliveries[0].links[0].context.trace_id == TRACE_ID
+            connection.execute("DROP TABLE gatepost_outbox")
+            connection.execute(SQLITE_WITHOUT_TRACE)
+            publisher.publish_sync("a.b", {}, connection=connection)
+            connection.commit()
+            await asyncio.to_thread(receiver.wait_for, 2)
+    assert [one.headers["traceparent"][-2:] for one in receiver.received] == ["01", "00"]
 
 
 async def test_a_publish_that_is_refused_and_a_dead_letter_are_errors(tmp_path: Path) -> None:

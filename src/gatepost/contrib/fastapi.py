@@ -21,6 +21,7 @@ from starlette.requests import HTTPConnection
 from gatepost.dispatch.dispatcher import Dispatcher
 from gatepost.dispatch.new_event import MAX_PAYLOAD
 from gatepost.dispatch.publisher import Publisher
+from gatepost.telemetry import Tracing
 
 Lifespan: TypeAlias = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
@@ -40,16 +41,18 @@ def dispatcher_lifespan(url: str, *, run: bool = True, **options: Any) -> Lifesp
     return lifespan
 
 
-def publisher_lifespan(url: str | None = None, *, max_payload: int = MAX_PAYLOAD) -> Lifespan:
+def publisher_lifespan(
+    url: str | None = None, *, max_payload: int = MAX_PAYLOAD, tracing: Tracing | None = None
+) -> Lifespan:
     """A lifespan with a `Publisher`: into Gatepost's database at `url`; None: only in your own transactions (`connection=`)."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         if url is None:
-            app.state.gatepost_publisher = Publisher(max_payload=max_payload)
+            app.state.gatepost_publisher = Publisher(max_payload=max_payload, tracing=tracing)
             yield
             return
-        async with Publisher.open(url, max_payload=max_payload) as publisher:
+        async with Publisher.open(url, max_payload=max_payload, tracing=tracing) as publisher:
             app.state.gatepost_publisher = publisher
             yield
 

@@ -51,7 +51,7 @@ from gatepost.store.rows import (
     RowKey,
     endpoint_of,
 )
-from gatepost.telemetry import DeliveryObservation, Observer, SpanIds, Tracing
+from gatepost.telemetry import Observer, SpanIds, Tracing, delivery_record
 from gatepost.wire.phases import SETUP_PHASES
 from gatepost.wire.trace_context import headers_of
 
@@ -389,7 +389,7 @@ class AttemptRunner:
                 span = self._tracing.attempt(
                     row.event_id, row.delivery_id, listed.number, row.born_at, started_at, trace
                 )
-            observation = DeliveryObservation(
+            observation = delivery_record(
                 encode_id(EVENT, row.event_id),
                 encode_id(DELIVERY, row.delivery_id),
                 endpoint.id,

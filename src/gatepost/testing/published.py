@@ -17,6 +17,7 @@ from gatepost.delivery.ids import EVENT, encode_id
 from gatepost.delivery.records import Receipt
 from gatepost.dispatch.new_event import MAX_PAYLOAD
 from gatepost.dispatch.publisher import Publisher
+from gatepost.store.rows import OutboxEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class PublishedEvent:
     content_type: str
     connection: Any = field(default=None, repr=False)
     """What was given as `connection=`."""
+    trace: str | None = None
+    """Trace context it was published under: `traceparent`, and `tracestate` after a blank."""
 
     def json(self) -> Any:
         """The payload, parsed."""
@@ -68,11 +71,23 @@ class RecordingPublisher(Publisher):
         not_before: datetime | float | None = None,
         content_type: str = "application/json",
         connection: object = None,
+        traceparent: str | None = None,
+        tracestate: str | None = None,
     ) -> Receipt:
         """Remember one event; raises what `Publisher.publish` raises for bad arguments."""
-        return self._remember(
-            type, payload, tenant, idempotency_key, ordering_key, priority, not_before, content_type, connection
+        event = self._event(
+            type,
+            payload,
+            tenant,
+            idempotency_key,
+            ordering_key,
+            priority,
+            not_before,
+            content_type,
+            traceparent,
+            tracestate,
         )
+        return self._remember(event, connection)
 
     def publish_sync(
         self,
@@ -86,25 +101,25 @@ class RecordingPublisher(Publisher):
         not_before: datetime | float | None = None,
         content_type: str = "application/json",
         connection: object = None,
+        traceparent: str | None = None,
+        tracestate: str | None = None,
     ) -> Receipt:
         """The same without an event loop."""
-        return self._remember(
-            type, payload, tenant, idempotency_key, ordering_key, priority, not_before, content_type, connection
+        event = self._event(
+            type,
+            payload,
+            tenant,
+            idempotency_key,
+            ordering_key,
+            priority,
+            not_before,
+            content_type,
+            traceparent,
+            tracestate,
         )
+        return self._remember(event, connection)
 
-    def _remember(
-        self,
-        type: str,  # noqa: A002
-        payload: object,
-        tenant: str,
-        idempotency_key: str | None,
-        ordering_key: str | None,
-        priority: str,
-        not_before: datetime | float | None,
-        content_type: str,
-        connection: object,
-    ) -> Receipt:
-        event = self._event(type, payload, tenant, idempotency_key, ordering_key, priority, not_before, content_type)
+    def _remember(self, event: OutboxEvent, connection: object) -> Receipt:
         with self._lock:
             event_id = encode_id(EVENT, len(self.events) + 1)
             self.events.append(
@@ -119,6 +134,7 @@ class RecordingPublisher(Publisher):
                     event.not_before,
                     event.content_type,
                     connection,
+                    event.trace,
                 )
             )
         return Receipt(event_id=event_id, duplicate=None, deliveries=None)

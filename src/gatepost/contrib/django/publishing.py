@@ -40,6 +40,8 @@ def publish(
     priority: str = "normal",
     not_before: datetime | float | None = None,
     content_type: str = "application/json",
+    traceparent: str | None = None,
+    tracestate: str | None = None,
 ) -> Receipt:
     """Publish in the current transaction of the database `using`, with one INSERT; see `Publisher.publish_sync`.
 
@@ -54,6 +56,8 @@ def publish(
         priority=priority,
         not_before=not_before,
         content_type=content_type,
+        traceparent=traceparent,
+        tracestate=tracestate,
         connection=connections[using],
     )
 
@@ -69,6 +73,8 @@ def publish_on_commit(
     priority: str = "normal",
     not_before: datetime | float | None = None,
     content_type: str = "application/json",
+    traceparent: str | None = None,
+    tracestate: str | None = None,
 ) -> None:
     """Publish straight into `GATEPOST["database"]` once the current transaction has committed; at once when there is none.
 
@@ -87,6 +93,8 @@ def publish_on_commit(
             "priority": priority,
             "not_before": not_before,
             "content_type": content_type,
+            "traceparent": traceparent,
+            "tracestate": tracestate,
         },
     )
     transaction.on_commit(after, using=using)
