@@ -35,12 +35,12 @@ class LimitsTold:
     """Limits by policy."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, int], tuple[Shared, ClientPolicy, Mapping[str, tuple[float, str]]]] = {}
+        self._known: dict[tuple[int, int, bool], tuple[Shared, ClientPolicy, Mapping[str, tuple[float, str]]]] = {}
 
     def of(self, listed: Listed, flying: Flying) -> Mapping[str, tuple[float, str]]:
         """Seconds and who set them, by limit; the same object for the same limits."""
         shared, policy = listed.shared, flying.policy
-        key = (id(shared), id(policy))
+        key = (id(shared), id(policy), flying.tracked.flight.probe)
         known = self._known.get(key)
         if known is not None and known[0] is shared and known[1] is policy:
             return known[2]
