@@ -232,6 +232,9 @@ def test_time_wait_is_counted_by_peer_and_only_where_we_closed_first() -> None:
     assert on_this_machine.outgoing == {"10.0.0.3:8080": 1}, "the receiver closed first"
     many = SocketFacts(20_000, {"10.0.0.2:443": 15_000}, 28_232)
     assert one(checks_machine.time_wait(many)).severity is Severity.CRITICAL, "half of the ports"
+    by_proxy = SocketFacts(9_000, {"10.0.0.9:3128": 9_000}, 28_232, proxied=True)
+    assert checks_machine.time_wait(by_proxy) is None, "a connection per host, and all hosts behind one peer"
+    assert one(checks_machine.time_wait(replace(many, proxied=True))).severity is Severity.CRITICAL
 
 
 def test_a_chain_is_read_from_whole_handshakes_only() -> None:

@@ -146,13 +146,14 @@ def time_wait(facts: SocketFacts | None) -> Finding | None:
     """Connections are not closed by us by the hundred towards one peer. Many peers with a few each are ordinary traffic."""
     if facts is None:
         return None
-    many = {peer: count for peer, count in facts.outgoing.items() if count >= TIME_WAIT_MIN}
+    least = PORTS_SHARE * facts.ports if facts.proxied else TIME_WAIT_MIN
+    many = {peer: count for peer, count in facts.outgoing.items() if count >= least}
     if not many:
         return None
     worst = max(many.values())
     return Finding(
         Code.TIME_WAIT_PILE_UP,
-        Severity.CRITICAL if worst > PORTS_SHARE * facts.ports else Severity.WARNING,
+        Severity.CRITICAL if worst >= PORTS_SHARE * facts.ports else Severity.WARNING,
         "Connections to one peer are closed by us as fast as they are opened: they are not reused, and their local ports are taken "
         "for a minute each.",
         (

@@ -114,7 +114,7 @@ class Doctor:
             store=store,
             files=file_facts(limits.max_connections, limits.slots),
             disk=None if self._directory is None else disk_facts(self._directory),
-            sockets=sockets,
+            sockets=None if sockets is None else replace(sockets, proxied=client.proxy is not None),
         )
 
     def limits(self) -> LimitFacts:

@@ -116,6 +116,8 @@ class SocketFacts:
     """By the peer's address and port, of those with a port that this process connects to."""
     ports: int
     """Local ports there are for one peer."""
+    proxied: bool = False
+    """Connections to all hosts go to one proxy, so that many towards one peer are ordinary."""
 
 
 @dataclass(frozen=True, slots=True)
