@@ -46,6 +46,7 @@ from gatepost.service.logs import LogObserver, Logs
 from gatepost.service.metrics import Metrics
 from gatepost.service.notify import READY, STOPPING, notify
 from gatepost.service.observers import Observers
+from gatepost.service.siblings import Siblings
 from gatepost.service.tracing import open_tracing
 from gatepost.store.port import Registry
 from gatepost.telemetry import Observer, Tracing
@@ -176,11 +177,13 @@ async def open_service(
                 directory=disk_directory(settings.database),
                 clock=clock,
             ),
+            siblings=Siblings(place.seat),
             clock=clock,
         )
         sizes = StoreSizes(dispatcher.store)
         watch_dispatcher(metrics, dispatcher, clock)
         watch_store(metrics, sizes)
+        await stack.enter_async_context(service.siblings)
         pages = None if own is None else create_pages(service)
         server = _Server(_server_config(create_api(service) if place.public else pages))
         own_server = None if own is None or own is listener else _Server(_server_config(pages))

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from gatepost.dispatch.dispatcher import Dispatcher
+from gatepost.service.siblings import Seat
 
 LOOPBACK: Final = "127.0.0.1"
 """Where a process' own pages are: health and metrics are for this machine."""
@@ -34,6 +35,8 @@ class Place:
     """Descriptor of the API's listening socket, which several processes share; None: it opens its own."""
     parent: int | None = None
     """Descriptor of the line to the parent."""
+    seat: Seat | None = None
+    """Among the processes of one parent; None: there are no others to ask."""
 
     @property
     def needs_pages(self) -> bool:

@@ -15,6 +15,7 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from gatepost.clock import SYSTEM_CLOCK, Clock
@@ -32,6 +33,7 @@ from gatepost.service.app import (
 from gatepost.service.config import Settings
 from gatepost.service.logs import Logs
 from gatepost.service.notify import READY, STOPPING, notify
+from gatepost.service.siblings import make_directory, remove_directory
 
 RESTART_FIRST: Final = 0.5
 RESTART_MAX: Final = 30.0
@@ -110,6 +112,8 @@ class Parent:
         self._public = public
         self._clock = clock
         self._listener: socket.socket | None = None
+        self._siblings: Path | None = None
+        """Where children find each other, while we run."""
         self._slots = [_Slot(index) for index in range(settings.fleet.processes)]
         self._stop = asyncio.Event()
         self._replace = asyncio.Event()
@@ -126,6 +130,7 @@ class Parent:
             self._listener = open_listener(self._settings.listen.host, self._settings.listen.port)
             # Ours for as long as we live: a connection waits in it while no child happens to accept.
             self._listener.listen(BACKLOG)
+        self._siblings = make_directory()
         try:
             keepers = [loop.create_task(self._keep(slot), name=f"child {slot.index}") for slot in self._slots]
             replacing = loop.create_task(self._replace_on_demand(), name="rolling restart")
@@ -144,6 +149,7 @@ class Parent:
             for keeper in done:
                 keeper.result()  # a bug of ours must not end as a clean exit
         finally:
+            remove_directory(self._siblings)
             if self._listener is not None:
                 self._listener.close()
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -231,6 +237,8 @@ class Parent:
                 if self._listener is not None:
                     passed.append(self._listener.fileno())
                     command += ["--listener-fd", str(self._listener.fileno())]
+                if self._siblings is not None:
+                    command += ["--siblings", str(self._siblings), "--sibling-count", str(len(self._slots))]
                 slot.process = await asyncio.create_subprocess_exec(
                     sys.executable,
                     "-m",

@@ -18,6 +18,7 @@ from gatepost.service.console.pulse import Pulse
 from gatepost.service.doctor.collect import Doctor
 from gatepost.service.logs import Logs
 from gatepost.service.metrics import Metrics
+from gatepost.service.siblings import Siblings
 from gatepost.store.port import AuditEntry, Store
 
 PAGE_MAX = 1_000
@@ -45,6 +46,8 @@ class Service:
     """The last minutes of this process, for the console."""
     doctor: Doctor | None = None
     """Gathers what `gatepost doctor` judges."""
+    siblings: Siblings = field(default_factory=Siblings)
+    """The other processes of this machine, to be asked."""
     clock: Clock = SYSTEM_CLOCK
     entropy: Entropy = SYSTEM_ENTROPY
     leaving: bool = field(default=False)

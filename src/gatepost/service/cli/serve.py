@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from gatepost.service.cli.policy import ConfigOption
 from gatepost.service.config import check_shared, load_settings, open_files_limit
+
+if TYPE_CHECKING:
+    from gatepost.service.child import Place
 
 DatabaseOption = Annotated[str | None, typer.Option("--db", help="Where events are kept; beats database.")]
 ProcessesOption = Annotated[
@@ -21,6 +24,8 @@ MigrateOption = Annotated[
 ]
 ChildOption = Annotated[int | None, typer.Option(hidden=True)]
 """Given by the parent to the processes that it starts."""
+SiblingsOption = Annotated[Path | None, typer.Option(hidden=True)]
+"""So is this: the directory in which they find each other."""
 
 
 def serve(
@@ -33,6 +38,8 @@ def serve(
     child: ChildOption = None,
     parent_fd: ChildOption = None,
     listener_fd: ChildOption = None,
+    siblings: SiblingsOption = None,
+    sibling_count: ChildOption = None,
 ) -> None:
     """Accept events over HTTP and deliver them, until SIGTERM or SIGINT; then drain. A second signal leaves at once.
 
@@ -44,7 +51,8 @@ def serve(
         "GATEPOST_DATABASE": database,
         "GATEPOST_FLEET_PROCESSES": processes,
     }
-    _run("serve", config, given, child, parent_fd, listener_fd, migrate=migrate)
+    place = _place(True, child, parent_fd, listener_fd, siblings, sibling_count)
+    _run("serve", config, given, place, migrate=migrate)
 
 
 def worker(
@@ -53,40 +61,54 @@ def worker(
     processes: ProcessesOption = None,
     child: ChildOption = None,
     parent_fd: ChildOption = None,
+    siblings: SiblingsOption = None,
+    sibling_count: ChildOption = None,
 ) -> None:
     """Deliver events that others accept, until SIGTERM or SIGINT; then drain. Serves health and metrics on loopback only."""
     given = {"GATEPOST_DATABASE": database, "GATEPOST_FLEET_PROCESSES": processes}
-    _run("worker", config, given, child, parent_fd, None)
+    _run("worker", config, given, _place(False, child, parent_fd, None, siblings, sibling_count))
+
+
+def _place(
+    public: bool,
+    child: int | None,
+    parent_fd: int | None,
+    listener_fd: int | None,
+    siblings: Path | None,
+    sibling_count: int | None,
+) -> Place:
+    from gatepost.service.child import Place
+    from gatepost.service.siblings import Seat
+
+    index = child or 0
+    seat = None if siblings is None else Seat(siblings, index, sibling_count or 1)
+    return Place(index, public, listener_fd, parent_fd, seat)
 
 
 def _run(
     command: str,
     config: Path | None,
     given: Mapping[str, object],
-    child: int | None,
-    parent_fd: int | None,
-    listener_fd: int | None,
+    place: Place,
     *,
     migrate: bool = False,
 ) -> NoReturn:
     from gatepost.service.app import serve as run
-    from gatepost.service.child import Place
     from gatepost.service.processes import run_processes
 
     environ = {**os.environ, **{name: str(value) for name, value in given.items() if value is not None}}
     open_files_limit(raise_it=True)
     settings = load_settings(config, environ)
-    public = command == "serve"
     if migrate:
         from gatepost.service.cli.migrate import migrate_first
 
         migrate_first(settings.database)
-    if not public:
+    if not place.public:
         check_shared(settings.database, "a worker delivers what others accept", "run gatepost serve instead")
-    if child is None and settings.fleet.processes > 1:
+    if place.parent is None and settings.fleet.processes > 1:
         arguments = [command] if config is None else [command, "--config", str(config)]
-        raise typer.Exit(run_processes(settings, arguments, environ, public=public))
-    raise typer.Exit(run(settings, place=Place(child or 0, public, listener_fd, parent_fd)))
+        raise typer.Exit(run_processes(settings, arguments, environ, public=place.public))
+    raise typer.Exit(run(settings, place=place))
 
 
 def demo(
