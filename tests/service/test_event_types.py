@@ -124,8 +124,8 @@ async def test_publishers_that_know_no_schemas_lose_nothing_and_deliver_nothing_
             connection.commit()
             connection.close()
             with Publisher.open_sync(own) as publisher:
-                receipt = publisher.publish_sync("order.paid", {})
-                publisher.publish_sync("order.paid", {"number": 2})
+                receipt = publisher.publish_sync("order.paid", {}, idempotency_key="k")
+                publisher.publish_sync("order.paid", {"number": 2}, idempotency_key="k")
             await asyncio.to_thread(receiver.wait_for, 2)
             await asyncio.to_thread(operator.wait_for, 2)
             assert sorted(one.json()["number"] for one in receiver.received) == [1, 2]

@@ -233,7 +233,7 @@ class Intake:
         return NewEvent(
             event_id=event.event_id,
             tenant=event.tenant,
-            key=event.key,
+            key=None if nobodys else event.key,  # which stays free for the same event, mended
             type=event.type,
             content_type=event.content_type,
             body=event.body,
