@@ -48,9 +48,10 @@ def serve(path: str) -> None:
     import typer.main
 
     import gatepost.service.app  # noqa: F401 - what `serve` imports when it is called
-    from gatepost.service.cli.root import app, run
+    from gatepost.service.cli.commands import PLACES, build, run
 
-    typer.main.get_command(app)  # imports what the first command would import
+    for name in PLACES:
+        typer.main.get_command(build(name))  # imports what the first command would import
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:

@@ -25,11 +25,12 @@ _DISPATCH_EXTRA = frozenset({"cryptography"})
 def main() -> None:
     """The entry point of the console script."""
     try:
-        from gatepost.service.cli.root import run
+        from gatepost.service.cli.commands import run
+
+        run()
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in _SERVER_EXTRA | _DISPATCH_EXTRA:
             raise
         sys.stderr.write(f"gatepost: {missing} is not installed; install the extra: pip install 'gatepost[server]'\n")
         sys.exit(2)
-    run()

@@ -37,7 +37,7 @@ class Command(BaseCommand):  # type: ignore[misc]  # Django has no types
 
     def handle(self, *arguments: str, **options: Any) -> None:
         """Ends the process with gatepost's exit code."""
-        from gatepost.service.cli.root import run
+        from gatepost.service.cli.commands import run
 
         try:
             given = environment()
