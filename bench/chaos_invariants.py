@@ -215,12 +215,18 @@ def order(evidence: Evidence) -> Finding:
 
 
 def starvation(evidence: Evidence) -> Finding:
-    """I4: endpoints with the same load wait about the same."""
-    medians = {
-        endpoint: statistics.median(started - ready for ready, started in waits)
+    """I4: endpoints with the same load wait about the same, while nobody has to wait for a lease to end."""
+    holds = [(fault.at, fault.until + UNSETTLED) for fault in evidence.faults if fault.kind in ("freeze", "silence")]
+    calm = {
+        endpoint: [
+            started - ready
+            for ready, started in waits
+            if not any(ready < until and started > at for at, until in holds)
+        ]
         for endpoint, waits in evidence.waits.items()
-        if len(waits) >= ENOUGH and endpoint not in evidence.ordered
+        if endpoint not in evidence.ordered
     }
+    medians = {endpoint: statistics.median(waits) for endpoint, waits in calm.items() if len(waits) >= ENOUGH}
     if not medians:
         return Finding("I4", "no endpoint starves", 0, (), "too few events", "tests/model/test_scheduler_machine.py")
     middle = statistics.median(medians.values())
@@ -269,7 +275,9 @@ def fencing(evidence: Evidence) -> Finding:
     """I8: nothing brings back what was delivered; that a stale owner's results are refused, others show."""
     finished = [name for name, rows in evidence.states.items() if rows["delivered"] and rows.total() > 1]
     broken = [f"{name} was delivered and brought back" for name in finished]
-    tests = "gatepost.testing.contract_ownership, tests/model/test_store_machine.py, tests/fleet/test_postgres_faults.py"
+    tests = (
+        "gatepost.testing.contract_ownership, tests/model/test_store_machine.py, tests/fleet/test_postgres_faults.py"
+    )
     return Finding("I8", "results are stored once, and only by who owns", len(evidence.states), broken, "", tests)
 
 
