@@ -22,6 +22,7 @@ from gatepost.store.paging import check_filter, check_limit, check_listing, deco
 from gatepost.store.port import StoreCapabilities
 from gatepost.store.rows import (
     SUB_BULK,
+    SUB_FIFO_FIRST,
     AttemptRow,
     Backlog,
     DeadFilter,
@@ -130,12 +131,20 @@ class MemoryStore(MemoryRegistry):
                 stored = self._events.get(first)  # once retention has taken it, there is nothing to compare with
                 return self._refused(event, first, conflict=stored is not None and _content(stored) != _content(event))
         self._events[event.event_id] = event
-        self._add_targets(event, event.targets)
+        self._add_targets(event, [self._in_order(target) for target in event.targets])
         if event.fan_out is not None:
-            self._fan_outs[event.event_id] = event.fan_out
+            in_order = self.capabilities.shared and event.fan_out.sub >= SUB_FIFO_FIRST
+            self._fan_outs[event.event_id] = (
+                event.fan_out._replace(due_at=self._clock.wall_us()) if in_order else event.fan_out
+            )
         if event.outbox_id is not None:
             self._outbox.pop(event.outbox_id, None)
         return EnqueueResult(event.event_id, duplicate=False, conflict=False)
+
+    def _in_order(self, target: Target) -> Target:
+        if self.capabilities.shared and target.lane & 0xFF >= SUB_FIFO_FIRST:
+            return target._replace(due_at=self._clock.wall_us())
+        return target
 
     def _add_targets(self, event: NewEvent, targets: Sequence[Target]) -> None:
         for target in targets:

@@ -69,6 +69,8 @@ class DeliveryStore(Protocol):
     async def enqueue(self, batch: Sequence[NewEvent]) -> Sequence[EnqueueResult]:
         """Store events with their deliveries and lane markers, all or nothing; drops the outbox rows they came from.
 
+        On shared engines rows of FIFO lanes are due from when they are stored, by the store's clock, whatever their targets say:
+        their order is that of the acknowledgements, though publishers in other processes know that clock only nearly.
         Raises `StoreFull` when the disk has no room.
         """
         ...

@@ -17,6 +17,7 @@ from gatepost.store.rows import (
     POKE_PART_FREE,
     SESSION_SETTLED,
     STRICT_AFTER_EXPIRY,
+    SUB_FIFO_FIRST,
     DeadRow,
     DoneRow,
     Heartbeat,
@@ -97,6 +98,24 @@ class OwnershipContract(ContractBase):
                 await b.aclose()
         finally:
             await a.aclose()
+
+    # -- order
+
+    async def test_ordered_rows_keep_the_order_of_acknowledgements_whatever_publishers_think_the_time_is(self) -> None:
+        """I3: who waits for one acknowledgement before the next event gets that order, through whichever process it goes."""
+        async with self.fleet() as fleet:
+            owner = await Owner.take(fleet.a, fleet.clock)
+            other = Owner(fleet.b, fleet.clock, owner.name, owner.epoch, await fleet.b.new_node())
+            ahead = owner.event(5, sub=SUB_FIFO_FIRST, due_in=30)
+            await fleet.a.enqueue([ahead])
+            fleet.clock.advance(0.001)
+            behind = other.event(5, sub=SUB_FIFO_FIRST, due_in=-30)
+            await fleet.b.enqueue([behind])
+            fleet.clock.advance(0.001)
+            rows = await owner.rows(lane_of(5, SUB_FIFO_FIRST))
+            assert [row.event_id for row in rows] == [ahead.event_id, behind.event_id]
+            await owner.settle(owner.done(rows[0]))
+            assert [row.event_id for row in await owner.rows(lane_of(5, SUB_FIFO_FIRST))] == [behind.event_id]
 
     # -- taking and keeping
 

@@ -15,7 +15,7 @@ from gatepost.errors import StoreError
 from gatepost.store.fingerprint import KEY_BYTES, key_fingerprint
 from gatepost.store.postgres.packing import pack_texts, unpacked
 from gatepost.store.postgres.pool import Connection
-from gatepost.store.rows import EnqueueResult, NewEvent, Target
+from gatepost.store.rows import SUB_FIFO_FIRST, EnqueueResult, NewEvent, Target
 
 ROUNDS_MAX: Final = 4
 """Times an event may be refused by a row that is gone when it is looked at (retention took it); then something is wrong."""
@@ -33,6 +33,18 @@ history AS (
  INSERT INTO gp_history (id, lane, at, event_id, tenant) SELECT t.id, t.lane, t.due_at, t.event_id, t.tenant FROM t)"""
 """Adds the rows of a CTE `t` (event_id, lane, due_at, id, born_at, part, tenant) to their lanes. A marker that an enqueue sees
 unset is not written: `settle` deletes none before every statement that may have seen it so has ended."""
+
+
+_IN_ORDER: Final = """
+CASE WHEN {sub} >= {first} THEN coalesce($29::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint)
+ ELSE {due} END AS due_at"""
+"""An ordered row is due from when it is stored, by the one clock that all publishers share: what was acknowledged before stands
+before, whoever published it. Processes know that clock to a few milliseconds only, which is too late for who waits for one
+acknowledgement before the next event. Within a statement the order is that of the ids."""
+
+
+def _in_order(sub: str, due: str) -> str:
+    return _IN_ORDER.format(sub=sub, first=SUB_FIFO_FIRST, due=due)
 
 
 def _texts(column: str) -> str:
@@ -54,14 +66,16 @@ e AS (
    WHERE NOT n.keyed OR n.id IN (SELECT event_id FROM k)
   ON CONFLICT DO NOTHING RETURNING id),
 t AS MATERIALIZED (
- SELECT x.* FROM unnest($11::bigint[], $12::bigint[], $13::bigint[], $14::bigint[], $15::bigint[], $16::integer[],
+ SELECT x.event_id, x.lane, {_in_order("(x.lane & 255)", "x.due_at")}, x.id, x.born_at, x.part, x.tenant
+  FROM unnest($11::bigint[], $12::bigint[], $13::bigint[], $14::bigint[], $15::bigint[], $16::integer[],
    {_texts("$17")})
    AS x(event_id, lane, due_at, id, born_at, part, tenant)
   WHERE (x.event_id IN (SELECT id FROM e)) IS TRUE),
 {MARK_AND_WAIT},
 fan_out AS (
  INSERT INTO gp_fan_out (event_id, part, tenant, type, sub, due_at, after)
-  SELECT f.* FROM unnest($18::bigint[], $19::integer[], $20::text[], $21::text[], $22::integer[], $23::bigint[], $24::bigint[])
+  SELECT f.event_id, f.part, f.tenant, f.type, f.sub, {_in_order("f.sub", "f.due_at")}, f.after
+   FROM unnest($18::bigint[], $19::integer[], $20::text[], $21::text[], $22::integer[], $23::bigint[], $24::bigint[])
     AS f(event_id, part, tenant, type, sub, due_at, after)
    WHERE (f.event_id IN (SELECT id FROM e)) IS TRUE),
 outbox AS (
@@ -87,8 +101,10 @@ class _Candidate(NamedTuple):
     key: bytes | None
 
 
-async def enqueue(connection: Connection, events: Sequence[NewEvent], *, repeated: bool) -> list[EnqueueResult]:
-    """One result per event, in order.
+async def enqueue(
+    connection: Connection, events: Sequence[NewEvent], *, repeated: bool, now: int | None
+) -> list[EnqueueResult]:
+    """One result per event, in order. `now` is for ordered ones; None: the database's clock.
 
     `repeated`: an earlier try of this very call was interrupted, so what is stored under an event's own id is its work, not a
     duplicate: whoever called must start those deliveries.
@@ -101,7 +117,7 @@ async def enqueue(connection: Connection, events: Sequence[NewEvent], *, repeate
     firsts = _firsts(pending)
     own = {candidate.place for candidate in firsts} if repeated else set()
     for _ in range(ROUNDS_MAX):
-        accepted = await _store(connection, firsts)
+        accepted = await _store(connection, firsts, now)
         refused = []
         for candidate in pending:
             if candidate.place in accepted:
@@ -148,7 +164,7 @@ def _firsts(pending: Sequence[_Candidate]) -> list[_Candidate]:
     return firsts
 
 
-async def _store(connection: Connection, candidates: Sequence[_Candidate]) -> set[int]:
+async def _store(connection: Connection, candidates: Sequence[_Candidate], now: int | None) -> set[int]:
     """Places of those that were accepted."""
     keyed = sorted((c.event.tenant, c.key, c.event.event_id) for c in candidates if c.key is not None)
     key_tenants, keys, key_events = columns(keyed, 3)
@@ -184,6 +200,7 @@ async def _store(connection: Connection, candidates: Sequence[_Candidate]) -> se
         *columns(outbox, 2),
         separator,
         traces,
+        now,
     )
     if len(rows) == len(candidates):
         return {candidate.place for candidate in candidates}

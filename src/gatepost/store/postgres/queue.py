@@ -67,7 +67,9 @@ class PostgresQueue:
         if not batch:
             return []
         return await self._pool.run_repeated(
-            lambda connection, repeated: enqueue.enqueue(connection, batch, repeated=repeated)
+            lambda connection, repeated: enqueue.enqueue(
+                connection, batch, repeated=repeated, now=self._clock.wall_us()
+            )
         )
 
     async def outbox_put(self, events: Sequence[OutboxEvent]) -> None:
