@@ -109,8 +109,10 @@ def questions() -> list[tuple[str, Callable[[Any], Awaitable[object]]]]:
             DeliveryFilter(event_id=4_000_000_000 * 77, state=state),
         ):
             asked.append((str(where), partial(_deliveries, where)))
-            typed = replace(where, event_type="t", accepted_from=id_time_us(4_000_000_000 * 1_000))
-            asked.append((str(typed), partial(_deliveries, typed)))
+        typed = DeliveryFilter(None, 7, None, state, "t", id_time_us(4_000_000_000 * 1_000))
+        asked += [
+            (str(one), partial(_deliveries, one)) for one in (typed, replace(typed, tenant="large", endpoint=None))
+        ]
         anyone = DeliveryFilter(state=state, accepted_before=id_time_us(4_000_000_000 * 150_000))
         asked += [(str(where), partial(_deliveries, where)) for where in (anyone, replace(anyone, event_type="u"))]
     for dead in (

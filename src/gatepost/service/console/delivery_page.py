@@ -134,6 +134,8 @@ async def replay_delivery(view: ViewDep, delivery_id: str) -> Response:
 async def ask_to_cancel(view: ViewDep, delivery_id: str) -> Response:
     """Asks, since it cannot be undone."""
     info = await _owned(view, delivery_id)
+    if not view.access.may_change:
+        raise not_found()
     return view.page(
         "cancel.html", title="Cancel this delivery?", section="deliveries", info=info, delivery_id=delivery_id
     )

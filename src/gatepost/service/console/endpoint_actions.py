@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from gatepost.dispatch.endpoints import OVERLAP
 from gatepost.dispatch.operations import REPLAY_CHUNK, REPLAY_RATE
-from gatepost.service.api.problems import Problem
+from gatepost.service.api.problems import Problem, not_found
 from gatepost.service.console.filters import duration
 from gatepost.service.console.view import ViewDep
 from gatepost.store.rows import DeadFilter
@@ -61,6 +61,8 @@ async def send_test_event(view: ViewDep, endpoint_id: str) -> Response:
 async def ask_to_rotate(view: ViewDep, endpoint_id: str) -> Response:
     """How long the old secret goes on, before a new one is made."""
     endpoint = await view.endpoint(endpoint_id)
+    if not view.access.may_change:
+        raise not_found()
     return view.page(
         "rotate.html",
         title="Rotate the secret",
