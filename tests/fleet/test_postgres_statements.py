@@ -9,6 +9,7 @@ from importlib.resources import files
 from gatepost.store.postgres import enqueue, fan_outs, outbox, reads, settle
 from gatepost.store.postgres.address import postgres_address
 from gatepost.store.postgres.pool import connect
+from gatepost.testing.postgres import empty_database
 from gatepost.testing.postgres_store import gatepost_database
 
 STATEMENTS = {
@@ -48,8 +49,30 @@ async def test_every_statement_finds_its_rows_by_a_key() -> None:
         await connection.close()
 
 
-def test_the_outbox_is_the_same_table_here_and_at_producers() -> None:
-    """Gatepost's own database may be a producer's, and the follower reads both."""
+async def test_the_outbox_is_the_same_table_here_and_at_producers() -> None:
+    """Gatepost's own database may be a producer's, and the follower reads both, whether made anew or by an earlier version."""
     folder = files("gatepost.store") / "migrations"
-    own = (folder / "postgres" / "0001_pre_initial.sql").read_text("utf-8")
-    assert own.endswith((folder / "outbox" / "postgres.sql").read_text("utf-8"))
+    script = (folder / "outbox" / "postgres.sql").read_text("utf-8")
+    first = (folder / "postgres" / "0001_pre_initial.sql").read_text("utf-8")
+    earlier = first[first.index("CREATE TABLE IF NOT EXISTS gatepost_outbox") :]
+    own = await _outbox(await asyncio.to_thread(gatepost_database, 8))
+    assert await _outbox(await asyncio.to_thread(empty_database), script) == own
+    assert await _outbox(await asyncio.to_thread(empty_database), earlier, script) == own
+
+
+async def _outbox(url: str, *scripts: str) -> list[tuple[object, ...]]:
+    connection = await connect(postgres_address(url))
+    try:
+        for script in scripts:
+            await connection.execute(script)
+        rows = await connection.fetch(
+            "SELECT column_name, data_type, is_nullable, column_default FROM information_schema.columns"
+            " WHERE table_name = 'gatepost_outbox'"
+            " UNION ALL SELECT indexname, regexp_replace(indexdef, '\\w+\\.gatepost', 'gatepost'), '', NULL FROM pg_indexes"
+            " WHERE tablename = 'gatepost_outbox'"
+            " UNION ALL SELECT 'options', array_to_string(reloptions, ' '), '', NULL FROM pg_class"
+            " WHERE relname = 'gatepost_outbox' ORDER BY 1"
+        )
+    finally:
+        await connection.close()
+    return [tuple(row) for row in rows]
