@@ -20,7 +20,9 @@ from tests.service.running import ADMIN_KEY, api
 ENDPOINTS: Final = 60
 DELIVERIES: Final = 80_000
 """With fewer the server may rightly read a small day whole."""
-LARGE: Final = "SELECT relname FROM pg_class WHERE relkind = 'r' AND relname ~ '^gp_' AND reltuples > 500 AND relname <> 'gp_part'"
+LARGE: Final = (
+    "SELECT relname FROM pg_class WHERE relkind = 'r' AND relname ~ '^gp_' AND reltuples > 500 AND relname <> 'gp_part'"
+)
 """Tables, and partitions of tables, that have rows enough for a plan to show what it would do with a million; parts are
 fixed at install."""
 ENTRY: Final = re.compile(r"^\d{4}-\d\d-\d\d [\d:.]+ \S+ \[\d+\] (\S*) (\w+):  (.*)", re.DOTALL)
