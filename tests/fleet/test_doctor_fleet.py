@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+import httpx
 
 from gatepost.delivery.ids import ENDPOINT, decode_id
 from gatepost.delivery.records import Secret
@@ -147,3 +148,9 @@ def test_every_process_of_a_machine_is_asked_and_they_are_put_together(tmp_path:
         evidence = finding(document, "redirects_on", "warning")
         assert evidence == "follow_redirects is true in the running process"
         assert sorted(document["findings"][0]["processes"]) == sorted(document["asked"])
+        # Behind a load balancer nobody reaches the pages of single processes: whoever answers asks the others.
+        answer = httpx.get(f"{parent.url}/v1/doctor", timeout=PATIENCE).json()
+        (sibling,) = answer["siblings"]
+        assert {answer["answered_by"], sibling["answered_by"]} == set(document["asked"])
+        alone = httpx.get(f"{parent.url}/v1/doctor", params={"fleet": "false"}, timeout=PATIENCE).json()
+        assert (alone["siblings"], alone["fleet"]) == ([], None)

@@ -192,6 +192,9 @@ def test_only_addresses_that_mean_the_process_are_asked() -> None:
     ]
     from_afar = others_to_ask(document, "https://gatepost.internal")
     assert from_afar[0] == ToAsk("m.1-0b", None, "its page is for its own machine: ask there")
+    document["siblings"] = [{"answered_by": "m.1-0b"}]
+    left = {one.name for one in others_to_ask(document, "https://gatepost.internal")}
+    assert "m.1-0b" not in left, "it has answered"
     assert unreachable([]) is None
     assert one(unreachable([("n-0d", "refused")])).evidence == ("n-0d: refused",)
 

@@ -25,6 +25,7 @@ from gatepost.net.resolver import Resolver
 from gatepost.service.api.app import create_api, create_pages
 from gatepost.service.api.auth import KeyRing, key_record
 from gatepost.service.api.context import Service
+from gatepost.service.api.doctor import answer_siblings
 from gatepost.service.child import LOOPBACK, ParentLine, Place
 from gatepost.service.config import Settings
 from gatepost.service.console.keys import signing_keys
@@ -183,6 +184,8 @@ async def open_service(
         sizes = StoreSizes(dispatcher.store)
         watch_dispatcher(metrics, dispatcher, clock)
         watch_store(metrics, sizes)
+        assert service.doctor is not None, "made above"
+        answer_siblings(service.siblings, service.doctor)
         await stack.enter_async_context(service.siblings)
         pages = None if own is None else create_pages(service)
         server = _Server(_server_config(create_api(service) if place.public else pages))

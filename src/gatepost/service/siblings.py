@@ -86,16 +86,18 @@ class Siblings:
         """Answer questions of this name by `handler`; what it raises is logged, and the asker finds us missing."""
         self._handlers[name] = handler
 
-    async def ask(self, name: str, argument: Any = None) -> Heard:
-        """Ask all siblings at once. Returns within the timeout and raises nothing that a sibling causes."""
+    async def ask(self, name: str, argument: Any = None, *, timeout: float | None = None) -> Heard:
+        """Ask all siblings at once. Returns within the timeout (`timeout` seconds for a question that takes longer to answer) and
+        raises nothing that a sibling causes."""
         if self.seat is None or self.seat.count == 1:
             return Heard()
         others = [index for index in range(self.seat.count) if index != self.seat.index]
-        question = json.dumps([name, argument]).encode() + b"\n"
+        patience = self._timeout if timeout is None else timeout
+        question = json.dumps([name, argument, patience]).encode() + b"\n"
         loop = asyncio.get_running_loop()
         asking = [loop.create_task(self._ask(index, question), name=f"ask {index}") for index in others]
         try:
-            await asyncio.wait(asking, timeout=self._timeout)
+            await asyncio.wait(asking, timeout=patience)
         finally:
             for one in asking:
                 one.cancel()
@@ -145,8 +147,9 @@ class Siblings:
         assert task is not None, "streams run their handler in a task"
         self._answering.add(task)
         try:
-            async with asyncio.timeout(LINGER):  # who asks is gone by then
-                name, argument = json.loads(await reader.readline())
+            async with asyncio.timeout(LINGER) as limit:  # who asks is gone by then
+                name, argument, patience = json.loads(await reader.readline())
+                limit.reschedule(asyncio.get_running_loop().time() + LINGER + patience)
                 handler = self._handlers.get(name)
                 if handler is not None:
                     answer = await handler(argument)

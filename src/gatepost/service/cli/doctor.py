@@ -104,7 +104,8 @@ def _of_fleet(
     first: dict[str, Any], url: str, api_key: str | None, compare: Path | None, fail_on: Severity, as_json: bool
 ) -> int:
     to_ask = others_to_ask(first, url)
-    documents, failed, not_asked = [first], [], [one for one in to_ask if one.url is None]
+    documents, failed = [first, *first["siblings"]], []
+    not_asked = [one for one in to_ask if one.url is None]
     askable = [one for one in to_ask if one.url is not None]
     with ThreadPoolExecutor(ASKED_AT_ONCE, thread_name_prefix="doctor") as executor:
         for one, answer in zip(askable, executor.map(lambda one: _ask(one, api_key), askable), strict=True):

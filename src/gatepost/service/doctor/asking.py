@@ -27,13 +27,13 @@ class ToAsk:
 
 def others_to_ask(document: Mapping[str, Any], asked_at: str) -> list[ToAsk]:
     """The other processes that a first answer (`GET /v1/doctor` at `asked_at`) names, and where each can be asked."""
-    here = document["answered_by"]
+    known = {document["answered_by"], *(one["answered_by"] for one in document.get("siblings", ()))}
     machine = document["process"]["machine"]
     on_this_machine = _is_local(asked_at)
     found = []
     for node in (document.get("fleet") or {}).get("nodes", ()):
         name, address = str(node["name"]), node["address"]
-        if name == here:
+        if name in known:
             continue
         if address is None or _is_unspecified(address):
             found.append(ToAsk(name, None, "it tells no address that others can use"))
