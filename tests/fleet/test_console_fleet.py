@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 from pathlib import Path
 
+import httpx
 import pytest
 
 from gatepost.delivery.records import Secret
@@ -13,6 +15,8 @@ from gatepost.service.console.session import COOKIE
 from gatepost.testing.postgres_store import KEYS, gatepost_database
 from gatepost.testing.receiver import Receiver
 from tests.console.visitor import visiting
+from tests.fleet.running import PATIENCE, balanced, gatepost, receiver
+from tests.fleet.running import until as wait_until
 from tests.service.running import ADMIN_KEY, EGRESS, POLICY, api, ok, until
 
 LETTERS = 505
@@ -71,3 +75,32 @@ async def test_a_session_and_a_replay_go_on_in_another_process(database: str, tm
         async with asyncio.timeout(45):
             await until(delivered)
         assert (await ok(one.client.get("/v1/dead-letters")))["items"] == []
+
+
+def test_one_overview_shows_all_processes_of_a_machine(database: str, tmp_path: Path) -> None:
+    """Each process attempts its own endpoints, and the kernel picks one to answer: its figures alone would be half the truth."""
+    with receiver() as target, gatepost(tmp_path, database, "serve", "--processes", "2") as serving:
+        wait_until(lambda: balanced(serving.url, 2), "two processes that share the parts")
+        with httpx.Client(base_url=serving.url, timeout=PATIENCE) as client:
+            for number in range(12):
+                body = {"url": f"{target.url}/{number}", "event_types": [f"t.{number}"], "probe": False}
+                assert client.post("/v1/endpoints", json=body).status_code == 201
+            threading.Event().wait(2.5)  # every process follows the registry within two seconds
+            events = [{"type": f"t.{number % 12}", "payload": number} for number in range(60)]
+            assert client.post("/v1/events:batch", json={"events": events}).status_code == 202
+            wait_until(lambda: len(target.seen) == 60, "60 deliveries")
+        for _ in range(3):  # whichever process answers
+            with httpx.Client(base_url=serving.url, timeout=PATIENCE) as browser:
+                wait_until(lambda: shows_both(browser), "the sum of both processes")
+
+
+def shows_both(browser: httpx.Client) -> bool:
+    """Overview and fleet know of two processes; on a busy machine one may not answer the other in time."""
+    overview, fleet = browser.get("/console/").text, browser.get("/console/fleet/live").text
+    rows = [row for row in fleet.split("<tr>") if '<span class="badge good">alive</span>' in row]
+    return (
+        "60 in five minutes" in overview
+        and "Rates are those of 2 processes of this machine." in overview
+        and len(rows) == 2
+        and not any('<td class="number">-</td>' in row for row in rows)
+    )

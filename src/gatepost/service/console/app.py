@@ -70,7 +70,9 @@ TITLES: Final = {
 
 
 def create_console(service: Service) -> ASGIApp:
-    """The ASGI application of the console over `service`."""
+    """The ASGI application of the console over `service`, which then also answers its siblings' consoles."""
+    overview.answer_siblings(service)
+    fleet_page.answer_siblings(service)
     return SafeHeaders(console_framework(service))
 
 

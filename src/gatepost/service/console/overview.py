@@ -27,6 +27,10 @@ from gatepost.store.rows import Backlog, DeadFilter
 MINUTE_SLOTS: Final = 60 // SLOT
 WORST_SHOWN: Final = 12
 """Endpoints for which more is asked: each may be a read of the store."""
+HELD_LOOKED_AT: Final = 100
+"""Endpoints whose breaker opened that are looked at again each time, the newest: some microseconds each."""
+QUESTION: Final = "console.overview"
+"""What siblings are asked."""
 NEWS_SHOWN: Final = 20
 DEAD_COUNTED: Final = 100
 """Dead letters of a tenant are counted up to this: the store keeps no sum by tenant."""
@@ -67,9 +71,22 @@ async def overview_live(view: ViewDep) -> Response:
     return view.fragment("overview_live.html", **await _figures(view))
 
 
+def answer_siblings(service: Service) -> None:
+    """Tell the other processes of this machine what is here when they ask."""
+
+    async def answer(tenant: Any) -> dict[str, Any]:
+        return own_look(service, None if tenant is None else str(tenant))
+
+    service.siblings.answer(QUESTION, answer)
+
+
 def own_look(service: Service, tenant: str | None) -> dict[str, Any]:
     """What this process has to say, as JSON: for its own page and for its siblings'."""
     dispatcher = service.dispatcher
+    for name in list(service.pulse.held(tenant))[-HELD_LOOKED_AT:]:
+        known = dispatcher.limits.endpoint(decode_id(ENDPOINT, name))
+        if known is not None and known.state is BreakerState.CLOSED:
+            service.pulse.closed(name)
     statistics, limits = dispatcher.statistics(), dispatcher.limits.statistics()
     return {
         **service.pulse.look(tenant),
@@ -97,7 +114,9 @@ def together(looks: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 async def _figures(view: View) -> dict[str, Any]:
     service, tenant = view.service, view.access.tenant
-    look = together([own_look(service, tenant)])
+    # Each process of this machine has its own endpoints' attempts; whoever does not answer in time is left out, and counted.
+    heard = await view.kept.get("looks", tenant, TOTALS_SECONDS, lambda: service.siblings.ask(QUESTION, tenant))
+    look = together([own_look(service, tenant), *heard.answers.values()])
     series = look["series"]
     waiting: int | None = None
     dead: int | None = None
@@ -111,6 +130,7 @@ async def _figures(view: View) -> dict[str, Any]:
     attempts, delivered = sum(series["attempts"]), sum(series["delivered"])
     return {
         "look": look,
+        "missing": len(heard.missing),
         "delivered_rate": sum(series["delivered"][-MINUTE_SLOTS:]) / 60,
         "attempts": attempts,
         "delivered": delivered,
