@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import Depends, Query, Request
@@ -105,6 +106,15 @@ def read_filter_id(name: str, prefix: str, text: str | None) -> int | None:
         return decode_id(prefix, text)
     except ValueError as error:
         raise Problem("invalid_request", f"{name}: {error}") from None
+
+
+def read_time(name: str, at: datetime | None) -> int | None:
+    """An instant of a filter in UTC microseconds; one without its zone is an invalid request."""
+    if at is None:
+        return None
+    if at.tzinfo is None:
+        raise Problem("invalid_request", f'{name} is a time with its zone, for example "2027-01-31T12:00:00Z"')
+    return round(at.timestamp() * 1e6)
 
 
 def page_view(items: list[dict[str, Any]], after: str | None) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from gatepost.service.api.context import (
     page_view,
     read_filter_id,
     read_id,
+    read_time,
 )
 from gatepost.service.api.models import DeadPurge, DeadReplay, DeadSelection
 from gatepost.service.api.problems import Problem, not_found
@@ -122,7 +123,7 @@ async def replay_dead_letters(service: ServiceDep, caller: CallerDep, body: Dead
         portion = await letters.replay_some(
             where,
             body.rate,
-            not_before=_micros("not_before", body.not_before),
+            not_before=read_time("not_before", body.not_before),
             limit=PORTION_MAX if body.limit is None else body.limit,
         )
         replayed = portion.moved
@@ -158,14 +159,6 @@ def _filter(caller: Caller, body: DeadSelection) -> DeadFilter:
         event_type=body.event_type,
         why=body.why,
         delivery_id=read_filter_id("delivery_id", DELIVERY, body.delivery_id),
-        died_from=_micros("died_from", body.died_from),
-        died_before=_micros("died_before", body.died_before),
+        died_from=read_time("died_from", body.died_from),
+        died_before=read_time("died_before", body.died_before),
     )
-
-
-def _micros(name: str, at: datetime | None) -> int | None:
-    if at is None:
-        return None
-    if at.tzinfo is None:
-        raise Problem("invalid_request", f'{name} is a time with its zone, for example "2027-01-31T12:00:00Z"')
-    return round(at.timestamp() * 1e6)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
@@ -18,6 +20,7 @@ from gatepost.service.api.context import (
     page_view,
     read_filter_id,
     read_id,
+    read_time,
 )
 from gatepost.service.api.models import DeliverySelection
 from gatepost.service.api.problems import Problem, not_found
@@ -36,11 +39,25 @@ async def list_deliveries(
     endpoint_id: Annotated[str | None, Query()] = None,
     event_id: Annotated[str | None, Query()] = None,
     state: Annotated[State | None, Query()] = None,
+    event_type: Annotated[str | None, Query()] = None,
+    accepted_from: Annotated[datetime | None, Query()] = None,
+    accepted_before: Annotated[datetime | None, Query()] = None,
     after: AfterQuery = None,
     limit: LimitQuery = 100,
 ) -> dict[str, Any]:
-    """Deliveries, newest first. An admin names at least a tenant, an endpoint or an event."""
-    where = _filter(caller, tenant, endpoint_id, event_id, state)
+    """Deliveries, newest first. An admin names at least a tenant, an endpoint, an event or a time.
+
+    A page may hold fewer than `limit`, even none, while `next` says that there are more.
+    """
+    since, before = read_time("accepted_from", accepted_from), read_time("accepted_before", accepted_before)
+    where = replace(
+        _named(caller, tenant, endpoint_id, event_id, state),
+        event_type=event_type,
+        accepted_from=since,
+        accepted_before=before,
+    )
+    if where.tenant is None and where.endpoint is None and where.event_id is None and since is None and before is None:
+        raise Problem("invalid_request", "write at least one of tenant, endpoint_id, event_id and a time")
     page = await service.store.deliveries(where, after, limit)
     return page_view([delivery_view(info) for info in page.items], page.next)
 
@@ -93,15 +110,21 @@ async def cancel_deliveries(service: ServiceDep, caller: CallerDep, body: Delive
     return {"cancelled": len(cancelled)}
 
 
-def _filter(
+def _named(
     caller: Caller, tenant: str | None, endpoint_id: str | None, event_id: str | None, state: State | None
 ) -> DeliveryFilter:
-    where = DeliveryFilter(
+    return DeliveryFilter(
         tenant=caller.tenant_filter(tenant),
         endpoint=read_filter_id("endpoint_id", ENDPOINT, endpoint_id),
         event_id=read_filter_id("event_id", EVENT, event_id),
         state=state,
     )
+
+
+def _filter(
+    caller: Caller, tenant: str | None, endpoint_id: str | None, event_id: str | None, state: State | None
+) -> DeliveryFilter:
+    where = _named(caller, tenant, endpoint_id, event_id, state)
     if where.tenant is None and where.endpoint is None and where.event_id is None:
         raise Problem("invalid_request", "write at least one of tenant, endpoint_id and event_id")
     return where
