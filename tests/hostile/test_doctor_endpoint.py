@@ -215,6 +215,15 @@ async def test_a_refused_connect_is_theirs_and_a_dead_address_among_others_is_na
     assert "127.0.0.2: connection_refused" in seen.text
 
 
+async def test_an_address_in_an_unusual_spelling_is_connected_to_and_shown() -> None:
+    """Resolvers of users write IPv6 as they like; what is shown is what was dialled."""
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as listener:
+        port = listener.getsockname()[1]
+    seen = await look(f"http://{NAME}:{port}/", FixedResolver({NAME: ("0:0:0:0:0:0:0:1",)}))
+    assert (seen.codes, seen.fault) == (["connect_refused"], Fault.THEIRS)
+    assert seen.facts.addresses[0].address == "::1"
+
+
 async def test_a_black_hole_is_theirs_ours_or_open_by_what_the_reference_does() -> None:
     """Silence has no sender: only a comparison tells whether it is our way out."""
     policy = limits(connect_timeout=0.3)

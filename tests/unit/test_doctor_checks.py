@@ -120,6 +120,16 @@ def test_names_are_our_resolvers_fault_only_when_none_is_answered() -> None:
     assert checks_machine.names([slow, well], 0) is None
 
 
+def test_a_store_is_judged_by_its_best_write_and_by_what_could_not_be_stored() -> None:
+    """One write that waited behind a commit of many rows is ordinary; none that is stored is the end of everything."""
+    assert checks_machine.store(StoreFacts((0.9, 0.2), None, False, 0)) is None
+    assert one(checks_machine.store(StoreFacts((0.9, 0.3), None, False, 4))).evidence[1] == "4 results wait"
+    silent = one(checks_machine.store(StoreFacts((), "no answer within 2 s", False, 0)))
+    assert (silent.code, silent.evidence) == (Code.STORE_FAILING, ("a small write: no answer within 2 s",))
+    failing = one(checks_machine.store(StoreFacts((0.001,), None, True, 9)))
+    assert (failing.severity, failing.evidence) == (Severity.CRITICAL, ("results cannot be stored: 9 wait",))
+
+
 def test_what_stops_everything_is_critical() -> None:
     """The worst stands first, whatever the order of the checklist."""
     stopped = replace(WELL, running=False, clock_skew=-40.0, client=ClientFacts(1, 1, None, 0, ("64:ff9b:1::/96",)))

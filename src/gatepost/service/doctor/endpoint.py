@@ -70,7 +70,8 @@ async def look_at(
             return replace(facts, address_denied=(checked.reason.value, str(checked)))
         allowed = checked
     tried = await _connect_each(client, allowed[:ADDRESSES_MAX], target.port)
-    facts = replace(facts, addresses=tuple(tried.get(one.address, one) for one in facts.addresses))
+    # In the rules' spelling, which may be another than the resolver's.
+    facts = replace(facts, addresses=tuple(tried.get(address) or AddressFacts(address, None) for address in allowed))
     reached = [one.address for one in tried.values() if one.connect == _OK]
     if not reached:
         return facts
