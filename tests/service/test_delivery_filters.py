@@ -11,7 +11,7 @@ async def test_deliveries_are_listed_by_type_and_time(tmp_path: Path) -> None:
     """A time alone will do, for an admin who does not know whose it was; a time without its zone means two things."""
     async with api(tmp_path) as service:
         client = service.client
-        endpoint = {"url": "http://127.0.0.1:9/", "probe": False}
+        endpoint = {"url": "http://127.0.0.1:40009/", "probe": False}
         await ok(client.post("/v1/endpoints", json=endpoint), 201)
         for event_type in ("a.paid", "a.paid", "a.sent"):
             await ok(client.post("/v1/events", json={"type": event_type, "payload": {}}), 202)
