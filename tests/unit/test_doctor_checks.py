@@ -123,6 +123,7 @@ def test_names_are_our_resolvers_fault_only_when_none_is_answered() -> None:
 def test_a_store_is_judged_by_its_best_write_and_by_what_could_not_be_stored() -> None:
     """One write that waited behind a commit of many rows is ordinary; none that is stored is the end of everything."""
     assert checks_machine.store(StoreFacts((0.9, 0.2), None, False, 0)) is None
+    assert one(checks_machine.store(StoreFacts((0.1, 1.9), None, False, 0))).code is Code.STORE_SLOW, "given up"
     assert one(checks_machine.store(StoreFacts((0.9, 0.3), None, False, 4))).evidence[1] == "4 results wait"
     silent = one(checks_machine.store(StoreFacts((), "no answer within 2 s", False, 0)))
     assert (silent.code, silent.evidence) == (Code.STORE_FAILING, ("a small write: no answer within 2 s",))

@@ -15,6 +15,8 @@ from gatepost.service.doctor.finding import Finding, Severity, shortened
 
 STORE_SLOW: Final = 0.25
 """Seconds for a small write, what readiness allows the store: each delivery waits for several."""
+STORE_STALLS: Final = 1.5
+"""Seconds after which also a single write is worth a word: publishing waits five in all."""
 NAME_SLOW: Final = 0.5
 """Seconds for an answer: a warm resolver takes 20 ms, and connect_timeout has to hold TCP and TLS as well."""
 NO_ANSWER: Final = "no_answer"
@@ -44,9 +46,8 @@ def store(facts: StoreFacts | None) -> Finding | None:
             tuple(evidence),
             "Look at the database itself: is it up, does it have room, can this machine reach it?",
         )
-    if (
-        not facts.seconds or min(facts.seconds) <= STORE_SLOW
-    ):  # the best of them: one that waited for a commit is no finding
+    # The best of them: one that waited for somebody's commit is no finding, unless it waited for very long.
+    if not facts.seconds or (min(facts.seconds) <= STORE_SLOW and max(facts.seconds) < STORE_STALLS):
         return None
     return Finding(
         Code.STORE_SLOW,

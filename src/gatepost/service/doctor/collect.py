@@ -192,6 +192,7 @@ class Doctor:
     async def _ask_store(self, statistics: DispatcherStatistics) -> StoreFacts:
         seconds: list[float] = []
         error: str | None = None
+        began = self._monotonic()
         try:
             async with asyncio.timeout(PATIENCE):
                 for _ in range(STORE_WRITES):
@@ -201,6 +202,7 @@ class Doctor:
         except TimeoutError:
             if not seconds:
                 error = f"no answer within {PATIENCE:g} s"
+            seconds.append(round(self._monotonic() - began, 6))  # of the one that was given up
         except GatepostError as failed:
             error = str(failed)
         return StoreFacts(tuple(seconds), error, statistics.store_failing, statistics.results_waiting)
