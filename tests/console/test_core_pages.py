@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 from urllib.parse import quote
 
 from playwright.async_api import Locator, Page, expect
@@ -21,6 +21,7 @@ LONG_TYPE = "W" * 128
 """A type has letters only, and as many as this."""
 EVERY_MS = 2_100
 """A little more than the overview's interval."""
+SCHEMES: Final[tuple[Literal["light", "dark"], ...]] = ("light", "dark")
 PAGES = (
     "/",
     "/dead-letters",
@@ -252,15 +253,17 @@ async def test_the_pages_fit_a_phone_the_dark_and_a_screen_reader(browser: Brows
         await it.give_up(1)
         begin = {"limits": {"read_timeout": {"value": 1.5}}, "why": "smaller"}
         await ok(it.service.client.post("/v1/policies/rollout", json=begin))
-        for dark in (False, True):
-            async with browser.page(width=NARROW, dark=dark) as page:
-                await sign_in(page, it.url, ADMIN_KEY)
-                grounds = await page.evaluate("getComputedStyle(document.body).backgroundColor")
-                assert (grounds == "rgb(255, 255, 255)") is not dark
-                for path in PAGES:
-                    await page.goto(f"{it.url}/console{path}")
-                    assert await page_faults(page) == [], (path, dark)
-                    assert not await scrolls_sideways(page), path
+        async with browser.page(width=NARROW) as page:
+            await sign_in(page, it.url, ADMIN_KEY)
+            for path in PAGES:
+                await page.goto(f"{it.url}/console{path}")
+                assert not await scrolls_sideways(page), path
+                grounds = set()
+                for scheme in SCHEMES:
+                    await page.emulate_media(color_scheme=scheme)
+                    assert await page_faults(page) == [], (path, scheme)
+                    grounds.add(await page.evaluate("getComputedStyle(document.body).backgroundColor"))
+                assert len(grounds) == 2, "the dark is dark"
 
 
 async def test_limits_are_changed_with_a_reason_and_taken_back(browser: Browser, tmp_path: Path) -> None:
