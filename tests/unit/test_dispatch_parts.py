@@ -78,6 +78,24 @@ def test_store_time_counts_half_of_the_way_and_knows_how_far_off_the_machine_is(
     assert not time.trusted
 
 
+def test_store_time_learns_nothing_from_an_answer_that_was_long_on_its_way() -> None:
+    """A network that was silent for half a minute gives its answers then: nothing may start early, or wait, for that."""
+    clock = VirtualClock()
+    time = StoreTime(clock)
+    time.correct(clock.wall_us(), clock.monotonic_ns())
+    for share in (0.0, 0.5, 1.0):
+        asked = clock.monotonic_ns()
+        clock.advance(30.0 * share)
+        said = clock.wall_us()
+        clock.advance(30.0 * (1 - share))
+        time.correct(said, asked)
+        assert time() == clock.wall_us(), f"the store answered after {share} of the way"
+    asked = clock.monotonic_ns()
+    clock.advance(2.0)
+    time.correct(clock.wall_us() + 9 * SECOND, asked)
+    assert time() == clock.wall_us() + 9 * SECOND, "but what cannot be is put right, as far as is known"
+
+
 # ---------------------------------------------------------------------------------------------------- leases
 
 

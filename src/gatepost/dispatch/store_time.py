@@ -56,10 +56,16 @@ class StoreTime:
         return abs(self.skew_us) <= SKEW_LIMIT_US
 
     def correct(self, store_us: int, asked_ns: int) -> None:
-        """The store said `store_us` in answer to a question sent at `asked_ns` (monotonic): it was true about half-way."""
+        """The store said `store_us` in answer to a question sent at `asked_ns` (monotonic).
+
+        It was true somewhere between question and answer. What we show is believed as long as it lies in between, and else moved
+        to the nearer end: an answer that took ten seconds, of a network that was silent, must not move us by five.
+        """
         answered_ns = self._monotonic_ns()
-        true_us = store_us + (answered_ns - asked_ns) // 2_000
-        shown_us = self() if self._known else true_us  # before, it was only a guess: nothing has happened by it
+        latest_us = store_us + (answered_ns - asked_ns) // 1_000
+        half_way_us = (store_us + latest_us) // 2
+        shown_us = self() if self._known else half_way_us  # before, it was only a guess: nothing has happened by it
+        true_us = min(max(shown_us, store_us), latest_us)
         self._known = True
         self._base_ns, self._base_us = answered_ns, max(true_us, shown_us)
         self._ahead_us = max(0, shown_us - true_us)
