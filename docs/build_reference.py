@@ -14,11 +14,11 @@ from docs.page_api import render_api
 from docs.page_cli import render_cli
 from docs.page_deadline import render_deadline
 from docs.page_decisions import render_decisions
-from docs.page_metrics import render_metrics
 from docs.page_outcomes import render_outcomes
 from docs.page_python import render_python
 from docs.page_settings import render_settings
 from docs.page_states import render_states
+from docs.page_telemetry import render_telemetry
 from docs.tables import COMMAND
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -31,7 +31,7 @@ PAGES = {
     REFERENCE / "api.md": render_api,
     REFERENCE / "cli.md": render_cli,
     REFERENCE / "python.md": render_python,
-    REFERENCE / "metrics.md": render_metrics,
+    REFERENCE / "telemetry.md": render_telemetry,
 }
 
 

@@ -9,9 +9,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gatepost.service.histogram import BOUNDS
-from gatepost.service.host_labels import MEMBERSHIP_MIN, OTHER, REBALANCE_INTERVAL, HostLabels, ReuseWindow
+from gatepost.service.host_labels import MEMBERSHIP_MIN, OTHER, REBALANCE_INTERVAL, HostSeries, Labels, ReuseWindow
+from gatepost.service.metric_table import METRICS, Kind
 from gatepost.service.metrics import Metrics
-from gatepost.service.metrics_exposition import GAUGES
 from gatepost.telemetry import AttemptObservation, DeliveryObservation, OperationalObservation
 from gatepost.testing.virtual import VirtualClock
 
@@ -90,8 +90,9 @@ def test_the_seeds_names_stand_as_given() -> None:
 def test_all_other_names_begin_with_ours() -> None:
     """A process that embeds Gatepost has metrics of its own."""
     metrics = Metrics(clock=VirtualClock())
-    for name in GAUGES:
-        metrics.watch(name, lambda: 1)
+    for described in METRICS.values():
+        if described.kind is Kind.GAUGE and not described.labels:
+            metrics.watch(described.name, lambda: 1)
     metrics.attempt_finished(attempt(body_fault="timeout", stale_retry=True, safety="ambiguous"))
     fixed = {
         "delivery_phase_duration_seconds",
@@ -182,7 +183,7 @@ def test_hosts_beyond_the_bound_are_other_and_the_sums_hold() -> None:
 
 def test_membership_is_sticky_for_an_hour_and_other_never_falls() -> None:
     """A series that comes and goes breaks every rate over it; a counter that falls looks like a restart."""
-    labels = HostLabels(2, now=0.0)
+    labels = Labels(2, 0.0, HostSeries)
     for host in ("a", "b"):
         labels.of(host, 0.0).opened += 1
     for _ in range(50):
@@ -206,7 +207,7 @@ def test_membership_is_sticky_for_an_hour_and_other_never_falls() -> None:
 
 def test_a_quieter_outsider_does_not_replace_a_member() -> None:
     """Otherwise labels would rotate among equals each minute."""
-    labels = HostLabels(1, now=0.0)
+    labels = Labels(1, 0.0, HostSeries)
     for _ in range(10):
         labels.of("steady", 0.0)
     for _ in range(10):
@@ -217,7 +218,7 @@ def test_a_quieter_outsider_does_not_replace_a_member() -> None:
 
 def test_candidates_are_bounded_and_a_busy_one_survives_the_crowd() -> None:
     """The memory for hosts without a label must not grow with the number of customers."""
-    labels = HostLabels(2, now=0.0)
+    labels = Labels(2, 0.0, HostSeries)
     for host in ("a", "b"):
         labels.of(host, 0.0)
     for number in range(2_000):

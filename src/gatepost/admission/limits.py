@@ -126,6 +126,7 @@ class Limits:
         "_proven",
         "_siblings",
         "_suspected",
+        "_troubled",
         "_urgent",
         "_young",
         "host_rules",
@@ -144,6 +145,8 @@ class Limits:
         self._dirty: set[int] = set()
         self._urgent: set[int] = set()
         self._counts = _Counts()
+        self._troubled: dict[int, BreakerState] = {}
+        """Endpoints whose breaker is in force and not closed, the one longest so first."""
 
     def __repr__(self) -> str:
         return f"<Limits active={len(self._young) + len(self._old)} idle={len(self._idle)} hosts={len(self._hosts)}>"
@@ -187,6 +190,8 @@ class Limits:
         flight = limits.started(now)
         if flight.refused:
             self._counts.would_refuse += 1
+        if flight.probe and number in self._troubled:
+            self._troubled[number] = BreakerState.PROBING
         breaker = self._hosts.get(host)
         return Tracked(number, limits, flight, None if breaker is None else breaker.started(now), host)
 
@@ -243,6 +248,7 @@ class Limits:
                 self._note(number, change, changes)
         elif number in self._idle:
             del self._idle[number]
+            self._troubled.pop(number, None)
         return changes
 
     def reset_host(self, host: str) -> None:
@@ -286,6 +292,7 @@ class Limits:
             self._young.pop(number, None)
             self._old.pop(number, None)
             self._idle.pop(number, None)
+            self._troubled.pop(number, None)
             self._dirty.discard(number)
             self._urgent.discard(number)
 
@@ -327,13 +334,24 @@ class Limits:
             self._suspected,
         )
 
+    def troubled(self) -> Mapping[int, BreakerState]:
+        """Endpoints whose breaker holds them, or lets them back: the one longest in trouble first. A view, not a copy."""
+        return self._troubled
+
+    def troubled_hosts(self) -> Mapping[str, HostBreaker]:
+        """Hosts with a breaker, closed ones that had trouble lately included, the one longest in trouble first. A view."""
+        return self._hosts
+
     # ------------------------------------------------------------------------------------------------- helpers
 
     def _wake(self, number: int, host: str, rules: LimitRules) -> EndpointLimits:
         state = self._idle.pop(number, None)
         if state is not None:
             try:
-                return EndpointLimits.from_bytes(state, rules)
+                known = EndpointLimits.from_bytes(state, rules)
+                if not known.closed and rules.breaker.mode is _ON:
+                    self._troubled.setdefault(number, known.breaker_state)
+                return known
             except ValueError:
                 pass  # written by a newer version, or damaged: what it knew is learned again
         sibling = self.peek(self._siblings.get(host, -1))
@@ -376,6 +394,10 @@ class Limits:
         changes.append(EndpointChange(number, change))
         if isinstance(change, BreakerChange):
             self._urgent.add(number)
+            if change.state is BreakerState.CLOSED or change.dry_run:
+                self._troubled.pop(number, None)
+            else:
+                self._troubled[number] = change.state
             if change.state is BreakerState.OPEN and change.cause is not None:
                 if change.dry_run:
                     self._counts.would_open += 1
@@ -386,3 +408,4 @@ class Limits:
         if len(self._idle) > IDLE_MAX:
             for number in list(islice(self._idle, IDLE_MAX // 4)):
                 del self._idle[number]
+                self._troubled.pop(number, None)

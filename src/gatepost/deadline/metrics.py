@@ -152,6 +152,11 @@ class Counters:
             found[at] = (rising, histogram[-1])
         return found
 
+    def histograms(self) -> dict[str, list[float]]:
+        """For each `at`: counts by upper bound (not cumulative), those over all bounds, and the sum of seconds. A copy."""
+        with _lock:
+            return {at: list(histogram) for at, histogram in self._histograms.items()}
+
     def _observe(self, at: str, seconds: float) -> None:
         histogram = self._histograms.get(at)
         if histogram is None:

@@ -611,6 +611,12 @@ class Dispatcher:
         oldest = self._scheduler.oldest_due()
         return 0.0 if oldest is None else max(0.0, (self._store_time() - oldest) / 1e6)
 
+    def startable_lag_seconds(self) -> float:
+        """The same of rows that wait for this process alone: nothing holds their endpoint or its host, and both have room."""
+        now = self._store_time()
+        oldest = self._scheduler.oldest_startable(now)
+        return 0.0 if oldest is None else max(0.0, (now - oldest) / 1e6)
+
     async def aclose(self) -> None:
         """Drain, and store what was accepted. The store and the client are closed by whoever opened them."""
         self._loop = None

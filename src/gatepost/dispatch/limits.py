@@ -14,8 +14,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections.abc import Callable, Collection, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final, Protocol, assert_never
 
 from gatepost.admission.adapt import AdaptRules
@@ -27,6 +29,7 @@ from gatepost.admission.evidence import NOTHING, facts_of
 from gatepost.admission.limits import Change, EndpointChange, FleetChange, HostChange, Limits, LimitsStatistics, Tracked
 from gatepost.clock import Entropy
 from gatepost.delivery.attempt import Attempt
+from gatepost.delivery.ids import ENDPOINT, encode_id
 from gatepost.delivery.policy import ClientPolicy
 from gatepost.delivery.retry import parse_retry_after
 from gatepost.dispatch.catalogue import Catalogue, Listed
@@ -54,6 +57,7 @@ WAKE_LEAST: Final = 0.001
 """Seconds: the store's time may run at half our speed, which without a least would halve what is left for ever."""
 
 _SECOND_US: Final = 1_000_000
+_CLOSED: Final = BreakerState.CLOSED
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,19 @@ class LimitSettings:
     breaker: BreakerRules = field(default_factory=BreakerRules)
     adaptive_concurrency: bool = True
     """False: every endpoint keeps the cap of its record or of the policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class BreakersNow:
+    """A snapshot of breakers."""
+
+    endpoints: Mapping[BreakerState, int]
+    """Of endpoints in memory; one of which nothing is known counts as closed."""
+    hosts: Mapping[BreakerState, int]
+    """Of hosts that had trouble lately."""
+    endpoint_states: Sequence[tuple[str, BreakerState]]
+    """By endpoint id, those longest in trouble first; no closed ones."""
+    host_states: Sequence[tuple[str, BreakerState]]
 
 
 class Steered(Protocol):
@@ -258,6 +275,26 @@ class DispatchLimits:
         """The p99 of an endpoint's responses in seconds; None when it is unknown, or the endpoint rests."""
         limits = self._limits.peek(number)
         return None if limits is None else limits.learned().p99
+
+    def in_force(self, number: int) -> tuple[float, int] | None:
+        """Read timeout in seconds and cap of an endpoint that is active; None when it rests or is unknown."""
+        limits = self._limits.peek(number)
+        return None if limits is None else (limits.read_timeout, limits.cap)
+
+    def breakers(self, most: int) -> BreakersNow:
+        """Breakers by state, and up to `most` endpoints and hosts whose is not closed. O(those in trouble)."""
+        troubled, hosts = self._limits.troubled(), self._limits.troubled_hosts()
+        statistics = self._limits.statistics()
+        endpoint_states = Counter(troubled.values())
+        endpoint_states[BreakerState.CLOSED] = max(0, statistics.active + statistics.idle - len(troubled))
+        host_states = Counter(breaker.state for breaker in hosts.values())
+        not_closed = ((host, breaker.state) for host, breaker in hosts.items() if breaker.state is not _CLOSED)
+        return BreakersNow(
+            endpoint_states,
+            host_states,
+            [(encode_id(ENDPOINT, number), state) for number, state in islice(troubled.items(), most)],
+            list(islice(not_closed, most)),
+        )
 
     def statistics(self) -> LimitsStatistics:
         """A snapshot."""

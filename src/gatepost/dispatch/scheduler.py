@@ -447,6 +447,20 @@ class LaneScheduler:
         ]
         return min(first, default=None)
 
+    def oldest_startable(self, now: int) -> int | None:
+        """The same of those that only wait for us: their endpoint and its host are open, not held and have room. O(lanes)."""
+        first = [
+            queue[0].due_at
+            for endpoint in self._roster.endpoints.values()
+            if endpoint.open and endpoint.hold_until <= now and endpoint.in_flight < endpoint.cap
+            if endpoint.host.in_flight < endpoint.host.cap
+            for lane in endpoint.lanes.values()
+            if not lane.fifo or lane.ready_kind(now) is not None
+            for queue in (lane.first, lane.retries)
+            if queue
+        ]
+        return min(first, default=None)
+
     def busy_with(self, number: int) -> int:
         """Rows of an endpoint that are in flight or not settled yet."""
         endpoint = self._roster.endpoints.get(number)

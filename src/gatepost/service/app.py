@@ -44,9 +44,10 @@ from gatepost.service.effective import (
 from gatepost.service.gauges import StoreSizes, watch_dispatcher, watch_store
 from gatepost.service.heap import keep_heap_quiet
 from gatepost.service.logs import LogObserver, Logs
-from gatepost.service.metrics import Metrics
+from gatepost.service.metrics import Metrics, labels_of
 from gatepost.service.notify import READY, STOPPING, notify
 from gatepost.service.observers import Observers
+from gatepost.service.shared_metrics import SharedMetrics
 from gatepost.service.siblings import Siblings
 from gatepost.service.tracing import open_tracing
 from gatepost.store.port import Registry
@@ -125,17 +126,20 @@ async def open_service(
     says. Raises `ConfigurationError` for what must not start, `StoreError` when the store cannot be opened.
     """
     phase_limits(settings.policy)
-    metrics = Metrics(hosts=settings.metrics.hosts, clock=clock)
+    place = place or Place()
+    count = 1 if place.seat is None else place.seat.count
+    metrics = Metrics(hosts=labels_of(settings.metrics.hosts, count), clock=clock, process=str(place.index))
+    siblings = Siblings(place.seat)
+    shared_metrics = SharedMetrics(metrics, siblings)
     pulse = Pulse(clock)
     recent = RecentHosts(clock)
     observers: list[Observer] = [metrics, pulse, recent]
     if logs is not None:
         observers.append(LogObserver(logs, attempts=settings.log.attempts, sample_healthy=settings.log.sample_healthy))
-        metrics.watch("gatepost_log_lines_dropped", lambda: logs.dropped)
+        metrics.watch("gatepost_log_lines_dropped_total", lambda: logs.dropped)
     if observer is not None:
         observers.append(observer)
     async with AsyncExitStack() as stack:
-        place = place or Place()
         listener, own = _listeners(settings, place, stack)
         address = _url_of(settings.listen.host if own is None else LOOPBACK, own or listener)
         if tracing is None:
@@ -178,7 +182,8 @@ async def open_service(
                 directory=disk_directory(settings.database),
                 clock=clock,
             ),
-            siblings=Siblings(place.seat),
+            siblings=siblings,
+            shared_metrics=shared_metrics,
             clock=clock,
         )
         sizes = StoreSizes(dispatcher.store)
@@ -186,7 +191,9 @@ async def open_service(
         watch_store(metrics, sizes)
         assert service.doctor is not None, "made above"
         answer_siblings(service.siblings, service.doctor)
-        await stack.enter_async_context(service.siblings)
+        await shared_metrics.open()
+        stack.push_async_callback(shared_metrics.aclose)
+        await stack.enter_async_context(siblings)
         pages = None if own is None else create_pages(service)
         server = _Server(_server_config(create_api(service) if place.public else pages))
         own_server = None if own is None or own is listener else _Server(_server_config(pages))

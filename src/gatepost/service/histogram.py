@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from typing import Final
 
 BOUNDS: Final = (
@@ -47,12 +48,12 @@ def observe(histogram: Histogram, seconds: float) -> None:
     histogram[SUM] += seconds
 
 
-def cumulative(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:
+def cumulative(histogram: Sequence[float], bounds: Sequence[float] = BOUNDS) -> tuple[list[tuple[str, float]], float]:
     """Buckets as Prometheus counts them (each includes the ones below), and the sum."""
     buckets = []
     count = 0.0
-    for place, bound in enumerate(BOUNDS):
+    for place, bound in enumerate(bounds):
         count += histogram[place]
         buckets.append((repr(bound), count))
-    buckets.append(("+Inf", count + histogram[SUM - 1]))
-    return buckets, histogram[SUM]
+    buckets.append(("+Inf", count + histogram[-2]))
+    return buckets, histogram[-1]

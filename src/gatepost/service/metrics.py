@@ -13,27 +13,44 @@ from typing import Final
 from prometheus_client import CollectorRegistry
 
 from gatepost.clock import SYSTEM_CLOCK, Clock
-from gatepost.deadline.metrics import prometheus_collector
 from gatepost.service.histogram import BOUNDS, SUM, Histogram, new_histogram, observe
-from gatepost.service.host_labels import HostLabels, ReuseWindow
+from gatepost.service.host_labels import HostSeries, Labels, ReuseWindow, Series
+from gatepost.service.metric_table import METRICS
 from gatepost.service.metrics_exposition import MetricsCollector, own_registry
 from gatepost.telemetry import AttemptObservation, DeliveryObservation, OperationalObservation
 
 DEFAULT_HOSTS: Final = 100
-"""Hosts with labels of their own: about 1,500 series, which one scrape carries easily."""
+"""Hosts, and as many endpoints, with labels of their own: about 2,000 series, which one scrape carries easily."""
+
+Watched = float | Mapping[tuple[str, ...], float] | None
+
+
+def labels_of(hosts: int, processes: int) -> int:
+    """Labels for each of several processes, so that together they show at most twice `hosts`: a busy host is seen by all of them,
+    one with a single endpoint by its owner alone."""
+    return max(1, min(hosts, -(-2 * hosts // processes)))
 
 
 class Metrics:
     """The counters of one process, exposed through `registry` (its own when none is passed).
 
-    `hosts`: how many hosts get labels. Gauges that live elsewhere are given as functions to `watch`.
+    `hosts`: how many hosts, and endpoints, get labels. `process`: what the label of that name says. What is counted elsewhere is
+    given as functions to `watch`.
     """
 
     def __init__(
-        self, *, hosts: int = DEFAULT_HOSTS, registry: CollectorRegistry | None = None, clock: Clock = SYSTEM_CLOCK
+        self,
+        *,
+        hosts: int = DEFAULT_HOSTS,
+        registry: CollectorRegistry | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        process: str = "0",
     ) -> None:
         self._monotonic = clock.monotonic
-        self.hosts = HostLabels(hosts, clock.monotonic())
+        self.process = process
+        self.started_at = clock.wall_us() / 1e6
+        self.hosts = Labels(hosts, clock.monotonic(), HostSeries)
+        self.endpoints = Labels(hosts, clock.monotonic(), Series)
         self.phases: dict[str, dict[str, Histogram]] = {}
         """By outcome, then phase."""
         self.durations: dict[str, Histogram] = {}
@@ -62,22 +79,24 @@ class Metrics:
         self.stale_retries = 0
         self.lagged = 0
         self.window = ReuseWindow()
-        self.gauges: dict[str, Callable[[], float | None]] = {}
+        self.watched: dict[str, Callable[[], Watched]] = {}
         self.before_reading: list[Callable[[], None]] = []
         """Called before each scrape, to take over what is counted elsewhere."""
         self.limits: Mapping[str, float] = {}
         """The effective policy, by limit."""
         self.registry = registry if registry is not None else own_registry()
         self.registry.register(MetricsCollector(self))
-        self.registry.register(prometheus_collector(prefix="gatepost_"))
 
     def now(self) -> float:
         """Monotonic seconds, the time of the windows."""
         return self._monotonic()
 
-    def watch(self, name: str, read: Callable[[], float | None]) -> None:
-        """Expose `read()` as the gauge `name` (one of `metrics_exposition.GAUGES`); None leaves it out of a scrape."""
-        self.gauges[name] = read
+    def watch(self, name: str, read: Callable[[], Watched]) -> None:
+        """Expose `read()` as `name` (a gauge or counter of `metric_table.METRICS`): a number, numbers by label values (without
+        `process`), or None to leave it out of a scrape."""
+        if name not in METRICS:
+            raise ValueError(f"{name} is no metric of metric_table.METRICS: write it there first")
+        self.watched[name] = read
 
     # ------------------------------------------------------------------------------------------- Observer
 
@@ -121,6 +140,9 @@ class Metrics:
         # A refused destination has no host to speak of: its subject may be anything a user wrote.
         host = self.hosts.of(observation.host, now) if outcome != "egress_denied" else self.hosts.other
         host.attempts[outcome] = host.attempts.get(outcome, 0) + 1
+        if observation.endpoint_id is not None:
+            counts = self.endpoints.of(observation.endpoint_id, now).attempts
+            counts[outcome] = counts.get(outcome, 0) + 1
         stale = observation.stale_retry
         if stale:
             self.stale_retries += 1

@@ -214,7 +214,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "Share of deliveries whose delivered attempts get a log line, 0 to 1, always the same ones; failures are never left out.",
     ),
     Setting("log.level", Kind.TEXT, "info", "Lowest level of other lines.", ("debug", "info", "warning", "error")),
-    Setting("metrics.hosts", Kind.COUNT, 100, "Hosts that get labels of their own."),
+    Setting("metrics.hosts", Kind.COUNT, 100, "Hosts, and as many endpoints, that get labels of their own."),
     Setting(
         "tracing.enabled",
         Kind.FLAG,

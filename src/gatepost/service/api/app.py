@@ -91,11 +91,14 @@ def create_api(service: Service) -> ingest.App:
 
 def create_pages(service: Service) -> FastAPI:
     """What one process of several says about itself on its own port: health, metrics and the fleet's status."""
-    return _serving(_framework((fleet, doctor, policy_pages, health)), service)
+    app = _serving(_framework((fleet, doctor, policy_pages, health)), service)
+    app.state.own_pages = True
+    return app
 
 
 def _serving(app: FastAPI, service: Service) -> FastAPI:
     app.state.service = service
+    app.state.own_pages = False
     app.add_exception_handler(Problem, _answer_problem)
     app.add_exception_handler(GatepostError, _answer_error)
     app.add_exception_handler(RequestValidationError, _answer_validation)

@@ -19,6 +19,7 @@ from gatepost.service.console.pulse import Pulse
 from gatepost.service.doctor.collect import Doctor
 from gatepost.service.logs import Logs
 from gatepost.service.metrics import Metrics
+from gatepost.service.shared_metrics import SharedMetrics
 from gatepost.service.siblings import Siblings
 from gatepost.store.port import AuditEntry, Store
 
@@ -49,6 +50,8 @@ class Service:
     """Gathers what `gatepost doctor` judges."""
     siblings: Siblings = field(default_factory=Siblings)
     """The other processes of this machine, to be asked."""
+    shared_metrics: SharedMetrics | None = None
+    """The figures of all of them; None: only `metrics` are shown."""
     clock: Clock = SYSTEM_CLOCK
     entropy: Entropy = SYSTEM_ENTROPY
     leaving: bool = field(default=False)

@@ -19,6 +19,7 @@ from starlette.responses import Response
 
 from gatepost.errors import GatepostError
 from gatepost.service.api.context import Service, ServiceDep, caller_of
+from gatepost.service.metric_rows import exposed
 
 READY_TIMEOUT: Final = 0.25
 """Seconds for each dependency."""
@@ -48,12 +49,17 @@ async def readyz(service: ServiceDep) -> JSONResponse:
 
 @router.get("/metrics", responses={200: {"content": {"text/plain": {}}}})
 async def metrics(request: Request, service: ServiceDep) -> Response:
-    """Prometheus or OpenMetrics text. With API keys, an admin's route unless `metrics.public` is set."""
+    """Prometheus or OpenMetrics text, for all processes of `gatepost serve`; on a process' own port for that one. With API keys,
+    an admin's route unless `metrics.public` is set."""
     if not service.metrics_public:
         (await caller_of(request)).check_admin()
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
     # Read on the loop, where the counters change; written in a thread, since a thousand series are milliseconds of text.
-    families = list(service.metrics.registry.collect())
+    shared = service.shared_metrics
+    if shared is None:
+        families: Iterable[Metric] = list(service.metrics.registry.collect())
+    else:
+        families = exposed(await (shared.here() if request.app.state.own_pages else shared.everywhere()))
     body = await asyncio.to_thread(encode, _Read(families))
     return Response(body, media_type=content_type)
 
