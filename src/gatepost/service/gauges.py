@@ -31,7 +31,7 @@ TROUBLED_MAX: Final = 50
 which the counts by state say better."""
 _FRESH: Final = 0.5
 """Seconds a snapshot serves: all gauges of one scrape, and not the next one."""
-_SHOWN: Final[Mapping[BreakerState, str]] = {
+SHOWN: Final[Mapping[BreakerState, str]] = {
     BreakerState.CLOSED: "closed",
     BreakerState.OPEN: "open",
     BreakerState.PROBING: "half_open",
@@ -173,7 +173,7 @@ def _watch_limits(metrics: Metrics, dispatcher: Dispatcher, snapshot: Snapshot) 
         for kind, counts in (("endpoint", snapshot.breakers.endpoints), ("host", snapshot.breakers.hosts)):
             found |= {(kind, shown): 0.0 for shown in ("closed", "half_open", "open")}
             for state, count in counts.items():
-                found[kind, _SHOWN[state]] += count
+                found[kind, SHOWN[state]] += count
         return found
 
     def opened() -> dict[tuple[str, ...], float]:
