@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gatepost.delivery.outcome import Outcome
 from gatepost.service.histogram import BOUNDS
-from gatepost.service.host_labels import MEMBERSHIP_MIN, OTHER, REBALANCE_INTERVAL, HostSeries, Labels, ReuseWindow
+from gatepost.service.host_labels import (
+    ALWAYS,
+    MEMBERSHIP_MIN,
+    OTHER,
+    REBALANCE_INTERVAL,
+    HostSeries,
+    Labels,
+    ReuseWindow,
+)
 from gatepost.service.metric_table import METRICS, Kind
-from gatepost.service.metrics import Metrics
+from gatepost.service.metrics import DEFAULT_HOSTS, Metrics
+from gatepost.service.shared_metrics import SharedMetrics
 from gatepost.telemetry import AttemptObservation, DeliveryObservation, OperationalObservation
 from gatepost.testing.virtual import VirtualClock
+from gatepost.wire.phases import Phase
+from tests.service.running import api, until
 
 Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -254,3 +269,87 @@ def test_a_registry_of_the_callers_is_used_and_the_default_one_left_alone() -> N
 
     names: Iterable[str] = (family.name for family in REGISTRY.collect())
     assert not any(name.startswith("gatepost") for name in names)
+
+
+def test_a_host_has_counters_of_its_failures_before_the_first() -> None:
+    """Five timeouts within one scrape and then an open breaker: without a zero before them Prometheus sees no rise at all."""
+    metrics = Metrics(clock=VirtualClock())
+    metrics.attempt_finished(attempt())
+    samples = read(metrics)
+    for outcome in ALWAYS[1:]:
+        assert value(samples, "gatepost_host_attempts_total", host="https://a.example:443", outcome=outcome) == 0
+    assert {Outcome(outcome) for outcome in ALWAYS}  # each is one
+
+
+def test_an_idle_host_loses_its_series_and_a_free_label_goes_to_the_busiest_first() -> None:
+    """What nobody sends to any more is not exposed for ever; and the label is not lost to whoever comes by next."""
+    labels = Labels(2, 0.0, HostSeries)
+    for now in range(0, 2 * int(MEMBERSHIP_MIN), int(REBALANCE_INTERVAL)):
+        labels.of("steady", now)
+        if not now:
+            labels.of("idle", now)
+        for name in ("busy", "busy", "rare"):
+            labels.of(name, now)
+        labels.rebalance(now)
+        if now < MEMBERSHIP_MIN:
+            assert labels.is_member("idle")
+    assert [series.name for series in labels.all()] == ["busy", "steady", OTHER]
+
+
+def test_fifty_thousand_hosts_in_an_hour_fit_into_one_scrape() -> None:
+    """2 MB and bounded memory, whatever fails in whatever way and at whatever endpoint; `bench.metrics` says how long it takes."""
+    clock = VirtualClock()
+    metrics = Metrics(clock=clock)
+    outcomes = [outcome.value for outcome in Outcome]
+    phases = {phase.value: 0.1 for phase in Phase}
+    for number in range(50_000):
+        observation = attempt(
+            f"https://customer-{number}.hooks.some-platform.example:443",
+            outcomes[number % len(outcomes)],
+            phases=phases,
+            status=100 + number % 500,
+        )
+        metrics.attempt_finished(replace(observation, endpoint_id=f"ep_{number:013}"))
+        if number % 500 == 0:
+            clock.advance(36.0)
+            metrics.hosts.rebalance(clock.monotonic())
+    text = generate_latest(metrics.registry)
+    assert len(text) < 1_000_000
+    samples = read(metrics)
+    hosts = {dict(labels)["host"] for name, labels in samples if name == "gatepost_host_attempts_total"}
+    endpoints = {dict(labels)["endpoint"] for name, labels in samples if name == "gatepost_endpoint_attempts_total"}
+    assert len(hosts) <= DEFAULT_HOSTS + 1
+    assert len(endpoints) <= DEFAULT_HOSTS + 1
+    counted = sum(count for (name, _), count in samples.items() if name == "gatepost_host_attempts_total")
+    assert counted <= 50_000
+    assert value(samples, "gatepost_attempt_duration_seconds_count", outcome="response") == 4_546
+
+
+def test_the_page_of_telemetry_and_what_a_service_exposes_are_the_same() -> None:
+    """A name on the page that is not exposed is a promise broken; one that is exposed and not there is a secret."""
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "telemetry.md").read_text()
+    rows = {
+        match[1]: (match[2], frozenset(re.findall(r"`(\w+)`", match[3])))
+        for match in re.finditer(r"^\| `(\w+)` \| (counter|gauge|histogram|info) \| ([^|]*) \|", page, re.MULTILINE)
+    }
+    assert rows == {one.name: (one.kind.value, frozenset(one.all_labels)) for one in METRICS.values()}
+    for kind in (AttemptObservation, DeliveryObservation, OperationalObservation):
+        part = page.partition(f"### {kind.__name__}\n")[2].partition("\n### ")[0]
+        assert {field.name for field in fields(kind)} == set(re.findall(r"^\| `(\w+)` ", part, re.MULTILINE))
+
+
+async def test_a_service_exposes_every_metric_that_the_table_has(tmp_path: Path) -> None:
+    """The table is a promise; a gauge that nobody reads would be one that is missing."""
+    async with api(tmp_path) as one:
+        shared = one.running.service.shared_metrics
+        assert shared is not None
+        await until(lambda: _has(shared, "gatepost_queue_waiting"))
+        told = await shared.everywhere()
+        text = (await one.client.get("/metrics")).text
+    assert set(METRICS) - set(told) == {"gatepost_log_lines_dropped_total"}, "only with a log"
+    names = {family.name for family in text_string_to_metric_families(text)}
+    assert {METRICS[name].name.removesuffix("_total") for name in told} == names
+
+
+async def _has(shared: SharedMetrics, name: str) -> bool:
+    return name in await shared.here()

@@ -19,6 +19,17 @@ CANDIDATES_PER_MEMBER: Final = 4
 REUSE_WINDOW: Final = 300.0
 """Seconds over which `connection_reuse_ratio` is taken."""
 OTHER: Final = "other"
+ALWAYS: Final = (
+    "response",
+    "pool_timeout",
+    "connect_timeout",
+    "write_timeout",
+    "read_timeout",
+    "transport_error",
+    "deadline_exceeded",
+)
+"""Outcomes that a host has a counter for from the beginning. Prometheus sees no rise in a counter that appears with a value, and a
+breaker may open within one scrape: the failures that an alert should tell of would be the first and the last."""
 
 _SLOT: Final = 30.0
 _SLOTS: Final = int(REUSE_WINDOW / _SLOT)
@@ -88,6 +99,7 @@ class HostSeries(Series):
 
     def __init__(self, name: str, joined_at: float) -> None:
         super().__init__(name, joined_at)
+        self.attempts = dict.fromkeys(ALWAYS, 0)
         self.opened = 0
         self.reused = 0
         self.shed = 0
