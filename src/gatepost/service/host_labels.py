@@ -7,6 +7,7 @@ Ten thousand destinations must not become ten thousand series, and a series that
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final, Generic, TypeVar
 
@@ -33,30 +34,30 @@ breaker may open within one scrape: the failures that an alert should tell of wo
 
 _SLOT: Final = 30.0
 _SLOTS: Final = int(REUSE_WINDOW / _SLOT)
-_RING: Final = _SLOTS + 1  # the slot being filled comes on top of ten whole ones
 
 
 class ReuseWindow:
-    """Connections opened and reused in the last five minutes, in slots of 30 s."""
+    """Connections opened and reused in the last five minutes, in slots of 30 s: the one that is being filled and ten whole ones."""
 
-    __slots__ = ("_ids", "_opened", "_reused")
+    __slots__ = ("_before", "_ends", "_opened", "_reused", "_slot")
 
     def __init__(self) -> None:
-        self._ids = [-1] * _RING
-        self._opened = [0] * _RING
-        self._reused = [0] * _RING
+        self._slot = -1
+        self._ends = 0.0
+        """When the slot that is being filled is over."""
+        self._opened = 0
+        self._reused = 0
+        self._before: deque[tuple[int, int, int]] = deque(maxlen=_SLOTS)
+        """Slot, reused, opened; slots without a connection are not there."""
 
     def add(self, now: float, reused: bool) -> None:
         """Count one connection; `now` in monotonic seconds."""
-        slot = int(now / _SLOT)
-        place = slot % _RING
-        if self._ids[place] != slot:
-            self._ids[place] = slot
-            self._opened[place] = self._reused[place] = 0
+        if now >= self._ends:
+            self._turn(int(now // _SLOT))
         if reused:
-            self._reused[place] += 1
+            self._reused += 1
         else:
-            self._opened[place] += 1
+            self._opened += 1
 
     def ratio(self, now: float) -> float | None:
         """Reused over all in the window; None when there was none."""
@@ -65,13 +66,18 @@ class ReuseWindow:
 
     def counts(self, now: float) -> tuple[int, int]:
         """Reused and opened in the window."""
-        oldest = int(now / _SLOT) - _SLOTS
-        opened = reused = 0
-        for place, slot in enumerate(self._ids):
-            if slot >= oldest:
-                opened += self._opened[place]
-                reused += self._reused[place]
-        return reused, opened
+        oldest = int(now // _SLOT) - _SLOTS
+        slots = [*self._before, (self._slot, self._reused, self._opened)]
+        return (
+            sum(reused for slot, reused, _ in slots if slot >= oldest),
+            sum(opened for slot, _, opened in slots if slot >= oldest),
+        )
+
+    def _turn(self, slot: int) -> None:
+        if self._slot >= 0:
+            self._before.append((self._slot, self._reused, self._opened))
+        self._slot, self._reused, self._opened = slot, 0, 0
+        self._ends = (slot + 1) * _SLOT
 
 
 class Series:

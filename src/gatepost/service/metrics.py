@@ -57,14 +57,9 @@ class Metrics:
         """Whole attempts, by outcome."""
         self.waits: Histogram = new_histogram()
         """From due to started."""
-        self.attempts: dict[tuple[str, str, str], int] = {}
-        """By outcome, retry safety and blame."""
-        self.ends: dict[tuple[str, str], int] = {}
-        """By phase and reason."""
-        self.ambiguous: dict[str, int] = {}
-        """Attempts after which the receiver may have acted, by outcome."""
-        self.statuses: dict[int, int] = {}
-        """Responses by status."""
+        self.ends: dict[tuple[str, str, str, str, str, int | None, bool], int] = {}
+        """Attempts by outcome, retry safety, blame, phase, reason, status and whether it was delivered: one count from which a scrape
+        makes several. A few hundred in practice, since one outcome has few reasons, and statuses come with one."""
         self.body_faults: dict[str, int] = {}
         self.decisions: dict[tuple[str, str], int] = {}
         """By decision and its reason."""
@@ -72,7 +67,6 @@ class Metrics:
         """By kind."""
         self.ingest: dict[str, int] = {}
         """Events by what the API answered: `accepted`, `duplicate`, or a problem's code."""
-        self.delivered = 0
         self.opened = 0
         self.reused = 0
         self.shed = 0
@@ -120,18 +114,16 @@ class Metrics:
         histogram[bisect_left(BOUNDS, elapsed)] += 1
         histogram[SUM] += elapsed
 
-        safety = observation.retry_safety
-        key = (outcome, safety, observation.blame)
-        self.attempts[key] = self.attempts.get(key, 0) + 1
-        end = (observation.phase, observation.reason)
+        end = (
+            outcome,
+            observation.retry_safety,
+            observation.blame,
+            observation.phase,
+            observation.reason,
+            observation.status,
+            observation.delivered,
+        )
         self.ends[end] = self.ends.get(end, 0) + 1
-        if safety == "ambiguous":
-            self.ambiguous[outcome] = self.ambiguous.get(outcome, 0) + 1
-        status = observation.status
-        if status is not None:
-            self.statuses[status] = self.statuses.get(status, 0) + 1
-        if observation.delivered:
-            self.delivered += 1
         if observation.body_fault is not None:
             self.body_faults[observation.body_fault] = self.body_faults.get(observation.body_fault, 0) + 1
         if observation.lagged:

@@ -7,6 +7,7 @@ have a sum without a host beside them, since membership of the host labels chang
 from __future__ import annotations
 
 import platform
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -65,6 +66,20 @@ def read(metrics: Metrics) -> Snapshot:
 
 
 def _attempts(metrics: Metrics) -> Snapshot:
+    attempts: Counter[Key] = Counter()
+    ends: Counter[Key] = Counter()
+    ambiguous: Counter[Key] = Counter()
+    responses: Counter[Key] = Counter()
+    delivered = 0
+    for (outcome, safety, blame, phase, reason, status, ok), count in metrics.ends.items():
+        attempts[outcome, safety, blame] += count
+        ends[phase, reason] += count
+        if safety == "ambiguous":
+            ambiguous[(outcome,)] += count
+        if status is not None:
+            responses[(str(status),)] += count
+        if ok:
+            delivered += count
     return {
         "delivery_phase_duration_seconds": {
             (phase, outcome): list(histogram)
@@ -73,12 +88,12 @@ def _attempts(metrics: Metrics) -> Snapshot:
         },
         "gatepost_attempt_duration_seconds": _copied(metrics.durations),
         "gatepost_delivery_wait_seconds": {(): list(metrics.waits)},
-        "gatepost_attempts_total": dict(metrics.attempts),
-        "gatepost_attempt_ends_total": dict(metrics.ends),
-        "gatepost_attempts_ambiguous_total": _labelled(metrics.ambiguous),
-        "gatepost_responses_total": {(str(status),): count for status, count in metrics.statuses.items()},
+        "gatepost_attempts_total": dict(attempts),
+        "gatepost_attempt_ends_total": dict(ends),
+        "gatepost_attempts_ambiguous_total": dict(ambiguous),
+        "gatepost_responses_total": dict(responses),
         "gatepost_body_faults_total": _labelled(metrics.body_faults),
-        "gatepost_attempts_delivered_total": {(): metrics.delivered},
+        "gatepost_attempts_delivered_total": {(): delivered},
         "gatepost_stale_retries_total": {(): metrics.stale_retries},
         "gatepost_attempts_lagged_total": {(): metrics.lagged},
     }

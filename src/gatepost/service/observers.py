@@ -14,21 +14,24 @@ class Observers:
 
     def __init__(self, *observers: Observer) -> None:
         self._observers = observers
+        # Bound once: looking three methods up at each of four observers is a tenth of what all of them cost.
+        self._finished = [(observer.attempt_finished, observer) for observer in observers]
+        self._decided = [(observer.delivery_decided, observer) for observer in observers]
         self._complained: set[int] = set()
 
     def attempt_finished(self, observation: AttemptObservation) -> None:
         """Pass it on."""
-        for observer in self._observers:
+        for hear, observer in self._finished:
             try:
-                observer.attempt_finished(observation)
+                hear(observation)
             except Exception:  # noqa: BLE001 - a foreign observer must not break a delivery
                 self._complain(observer)
 
     def delivery_decided(self, observation: DeliveryObservation) -> None:
         """Pass it on."""
-        for observer in self._observers:
+        for hear, observer in self._decided:
             try:
-                observer.delivery_decided(observation)
+                hear(observation)
             except Exception:  # noqa: BLE001
                 self._complain(observer)
 
