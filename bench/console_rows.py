@@ -14,18 +14,22 @@ from typing import Any, Final
 
 import asyncpg
 
+from gatepost.admission.attempt_counts import count, new_counts
 from gatepost.admission.endpoint_limits import EndpointLimits, LimitRules
 from gatepost.admission.evidence import Facts, Sign
-from gatepost.admission.outcome_hours import Ended
 from gatepost.clock import SYSTEM_CLOCK, SYSTEM_ENTROPY
+from gatepost.delivery.attempt import attempt_record
 from gatepost.delivery.ids import ENDPOINT, encode_id, first_id_at, new_endpoint_number
+from gatepost.delivery.outcome import End, Evidence, classify
 from gatepost.delivery.records import Endpoint, EndpointSecret, Secret
 from gatepost.dispatch.limits import SECTION as LIMITS
 from gatepost.dispatch.policy_watch import SECTION as POLICY
-from gatepost.dispatch.policy_watch import Turn, Watched
+from gatepost.dispatch.policy_watch import Passing, Turn
 from gatepost.store.codec import endpoint_to_document
 from gatepost.store.postgres.partitions import DAY_US, make_ahead
 from gatepost.store.secretbox import SecretBox
+from gatepost.wire.phases import Phase
+from gatepost.wire.reasons import Reason
 from gatepost.wire.signing import new_secret
 
 SPAN_US: Final = 6 * DAY_US
@@ -159,16 +163,38 @@ async def _put_endpoints(connection: Any, made: Sequence[Endpoint], box: SecretB
 
 def _state(now: int) -> bytes:
     """What an owner keeps of an endpoint that has been busy for a day and had trouble."""
-    limits, watched = EndpointLimits(LimitRules()), Watched()
+    limits, counts, passing = EndpointLimits(LimitRules()), new_counts(), Passing()
     for sample in range(300):
         flight = limits.started(now - DAY_US // 100 + sample)
         limits.finished(
             flight, Facts(Sign.OK, 0.05 + sample % 40 / 1_000, True, False), now - DAY_US // 100 + sample, 0.5
         )
+    silent = Evidence(End.LIMIT, Phase.WAIT, Reason.WAIT_TIMEOUT, None, True)
     for hour in range(24):
-        for ended in (Ended.DELIVERED, Ended.TIMEOUT, Ended.FAILED):
-            watched.hours.add(ended, now - (23 - hour) * 3_600_000_000)
+        for evidence in (
+            Evidence(End.RESPONSE, Phase.READ, Reason.OK, 200, True),
+            Evidence(End.RESPONSE, Phase.READ, Reason.OK, 500, True),
+            silent,
+        ):
+            made = attempt_record(
+                classify(evidence),
+                evidence.status,
+                "https://hooks.example:443",
+                None,
+                0.1,
+                {Phase.POOL: 0.0001, Phase.WRITE: 0.001, Phase.WAIT: 0.09, Phase.READ: 0.001},
+                True,
+                False,
+                600,
+                (),
+                b"",
+                None,
+                0.0,
+                False,
+            )
+            count(counts, made, now - (23 - hour) * 3_600_000_000)
     turns = ("open", "probing", "ramping", "closed") * 5
-    watched.turns = tuple(Turn(now - (20 - at) * 600_000_000, state, "", 0, 0) for at, state in enumerate(turns))
-    sections = {LIMITS: base64.b85encode(limits.to_bytes()).decode(), POLICY: watched.to_value(0.08)}
+    passing.turns = tuple(Turn(now - (20 - at) * 600_000_000, state, "", 0, 0) for at, state in enumerate(turns))
+    policy = {**passing.to_value(), "c": base64.b85encode(counts).decode(), "p99": 0.08}
+    sections = {LIMITS: base64.b85encode(limits.to_bytes()).decode(), POLICY: policy}
     return json.dumps(sections, separators=(",", ":")).encode()

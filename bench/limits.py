@@ -7,26 +7,21 @@ fails when a promise is not kept.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import math
 import random
 import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from bench.machine import rss_bytes
+from bench.limits_cost import MEASURED, measure_tracked, observation_cost, tracked_cost
 from bench.report import add_common_options, print_json, print_line, print_machine, print_table, steps
-from gatepost.admission.breaker import BreakerRules
 from gatepost.admission.concurrency import concurrency_rules
 from gatepost.admission.endpoint_limits import Admit, EndpointLimits, Flight, LimitChange, LimitRules, TimeoutChange
 from gatepost.admission.evidence import Facts, Sign
 from gatepost.admission.latency import LatencyRing
-from gatepost.admission.limits import Limits
 from gatepost.testing.endpoint_model import SCENARIOS, START_US, EndpointModel, Outcome, constant
 
 SEEDS: Final = 20
@@ -186,106 +181,6 @@ def flood_runs(seeds: int) -> list[Outcome]:
     ]
 
 
-# ------------------------------------------------------------------------------------------------------ cost
-
-
-def observation_cost(rounds: int) -> dict[str, float]:
-    """Microseconds per attempt: the endpoint alone, and with its host and the watch over the fleet. The best of `rounds`."""
-    dice = random.Random(1)
-    facts = [Facts(Sign.OK, dice.lognormvariate(-1.6, 0.4), True, False) for _ in range(4_000)]
-    endpoint, limits, rules = EndpointLimits(LimitRules()), Limits(BreakerRules()), LimitRules()
-    now = START_US
-    alone, together, begin = [], [], []
-    for _ in range(rounds):
-        flights = []
-        began = time.perf_counter()
-        for _ in facts:
-            flights.append(endpoint.started(now))
-            now += 1_000
-        begin.append((time.perf_counter() - began) / len(facts))
-        for flight in flights:
-            endpoint.finished(flight, facts[0], now, 0.5)
-        spent = 0.0
-        for one in facts:
-            now += 10_000
-            flight = endpoint.started(now)
-            began = time.perf_counter()
-            endpoint.finished(flight, one, now + 200_000, 0.5)
-            spent += time.perf_counter() - began
-        empty = time.perf_counter()
-        for _ in facts:
-            time.perf_counter()
-        spent -= time.perf_counter() - empty
-        alone.append(spent / len(facts))
-        began = time.perf_counter()
-        for one in facts:
-            now += 10_000
-            limits.finished(limits.started(7, "https://hooks.example", rules, now), one, now + 200_000, 0.5)
-        together.append((time.perf_counter() - began) / len(facts))
-    return {
-        "started_us": min(begin) * 1e6,
-        "finished_us": min(alone) * 1e6,
-        "whole_attempt_with_host_us": min(together) * 1e6,
-    }
-
-
-def tracked_cost(endpoints: int) -> dict[str, float]:
-    """Of so many endpoints, each on a host of its own, with 300 samples and a breaker window: bytes of memory as the system counts
-    them, idle, and active with three attempts in flight; and microseconds for one whole attempt of any of them.
-
-    In a process of its own, so that nothing else's memory is taken for theirs, or reused by them.
-    """
-    ended = subprocess.run(
-        [sys.executable, "-m", "bench.limits", "--tracked", str(endpoints)], check=True, capture_output=True, text=True
-    )
-    cost: dict[str, float] = json.loads(ended.stdout)
-    return cost
-
-
-def measure_tracked(endpoints: int) -> dict[str, float]:
-    """What `tracked_cost` reports, measured here."""
-    teacher = EndpointLimits(LimitRules())
-    dice = random.Random(1)
-    now = START_US
-    for number in range(400):
-        sign = Sign.FAILED if number % 7 == 0 else Sign.OK
-        now += 1_000_000
-        teacher.finished(teacher.started(now), Facts(sign, dice.random(), sign is Sign.OK, False), now, 0.5)
-    state, rules, ok = teacher.to_bytes(), LimitRules(), Facts(Sign.OK, 0.2, True, False)
-    hosts = [f"https://hooks{number}.example{number}.com" for number in range(endpoints)]
-    before = _resident()
-    idle_ones = Limits(BreakerRules())
-    idle_ones.load({1 << 40 | number: bytes(bytearray(state)) for number in range(endpoints)})
-    idle = _resident() - before
-    before = _resident()
-    limits = Limits(BreakerRules())
-    for number, host in enumerate(hosts):
-        limits.load({1 << 40 | number: state})
-        for place in range(5):
-            limits.finished(limits.started(1 << 40 | number, host, rules, now + place), ok, now + place, 0.5)
-        for place in range(3):
-            limits.started(1 << 40 | number, host, rules, now + place)
-    active = _resident() - before
-    order = [dice.randrange(endpoints) for _ in range(20_000)]
-    began = time.perf_counter()
-    for number in order:
-        now += 1_000
-        limits.finished(limits.started(1 << 40 | number, hosts[number], rules, now), ok, now + 200, 0.5)
-    spent = (time.perf_counter() - began) / len(order)
-    assert idle_ones.statistics().idle == endpoints
-    return {
-        "idle_bytes": idle / endpoints,
-        "active_bytes": active / endpoints,
-        "any_attempt_us": spent * 1e6,
-        "endpoints": float(endpoints),
-    }
-
-
-def _resident() -> int:
-    gc.collect()
-    return rss_bytes()
-
-
 # ---------------------------------------------------------------------------------------------------- report
 
 
@@ -419,9 +314,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.limits", description=__doc__)
     add_common_options(parser)
     parser.add_argument("--tracked", type=int, metavar="ENDPOINTS", help="only what so many endpoints cost, as JSON")
+    parser.add_argument("--what", choices=MEASURED, help="of that, only this, in this process")
     chosen = parser.parse_args(arguments)
+    if chosen.tracked and chosen.what:
+        print_line(json.dumps(measure_tracked(chosen.tracked, chosen.what)))
+        return 0
     if chosen.tracked:
-        print_json(measure_tracked(chosen.tracked))
+        print_json(tracked_cost(chosen.tracked))
         return 0
     result = measure(chosen)
     if chosen.json:

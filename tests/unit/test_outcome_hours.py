@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
-from gatepost.admission.outcome_hours import HOURS_MAX, Ended, OutcomeHours, ended_as
+from gatepost.admission.attempt_counts import checked, count, hours_of, new_counts
+from gatepost.admission.outcome_hours import Ended, ended_as
 from gatepost.delivery.outcome import Blame, Outcome
 from gatepost.wire.phases import Phase
 from tests.unit.test_evidence import ANSWERED
@@ -37,27 +36,21 @@ def test_each_end_has_its_place_in_the_picture() -> None:
 
 def test_a_day_of_hours_is_kept_and_stored() -> None:
     """Bounded, whatever comes; an hour without attempts takes no room; what is older than a day is not shown."""
-    hours = OutcomeHours()
-    assert not hours
+    record = new_counts()
+    ours = replace(FAILED, blame=Blame.US, outcome=Outcome.POOL_TIMEOUT, phase=Phase.POOL)
+    late = replace(FAILED, outcome=Outcome.READ_TIMEOUT, phase=Phase.WAIT)
     start = 500_000 * HOUR
+    assert hours_of(record).hours(start) == []
     for hour in range(40):
         if hour % 3:
-            hours.add(Ended.DELIVERED, start + hour * HOUR)
-            hours.add(Ended.OURS, start + hour * HOUR + 5)
-    hours.add(Ended.TIMEOUT, start + 38 * HOUR)  # the clock went back
+            count(record, ANSWERED, start + hour * HOUR)
+            count(record, ours, start + hour * HOUR + 5)
+    count(record, late, start + 37 * HOUR)  # the clock went back
     now = start + 40 * HOUR
-    shown = hours.hours(now)
+    shown = hours_of(record).hours(now)
     assert [hour.began_at for hour in shown] == [start + hour * HOUR for hour in range(17, 40) if hour % 3]
     assert shown[0].counts == (1, 0, 0, 0, 0, 0, 1)
     assert sum(hour.counts[Ended.TIMEOUT] for hour in shown) == 1
-    again = OutcomeHours.from_bytes(hours.to_bytes())
-    assert again.hours(now) == shown
-    assert len(hours.to_bytes()) <= HOURS_MAX * 13 + 4
-    assert hours.hours(now + 25 * HOUR) == []
-
-
-@pytest.mark.parametrize("damage", [b"x", b"\0" * 7, b"\0\0\0\0\x80\0\0\0\0", b"\0\0\0\0\0" * (HOURS_MAX + 1)])
-def test_what_another_version_stored_is_refused(damage: bytes) -> None:
-    """It starts anew then, instead of showing nonsense."""
-    with pytest.raises(ValueError, match="no stored hours"):
-        OutcomeHours.from_bytes(damage)
+    assert hours_of(checked(bytes(record))).hours(now) == shown
+    assert len(record) <= 150
+    assert hours_of(record).hours(now + 25 * HOUR) == []

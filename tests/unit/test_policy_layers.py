@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
+from gatepost.admission.attempt_counts import (
+    EVERY_ONE,
+    ONE_IN,
+    TOTAL_MAX,
+    checked,
+    count,
+    hours_of,
+    new_counts,
+    times_of,
+)
 from gatepost.admission.breaker import BreakerRules
-from gatepost.admission.phase_times import SAMPLES_MIN, STEPS, TOTAL_MAX, Budgeted, PhaseTimes
+from gatepost.admission.outcome_hours import Ended, ended_as
+from gatepost.admission.phase_times import BOUNDS, SAMPLES_MIN, Budgeted, PhaseTimes
 from gatepost.admission.policy_book import DOCUMENT_MAX, PolicyBook
 from gatepost.admission.review import Fit, review
 from gatepost.admission.shadow import ShadowBreaker, would_end
@@ -30,10 +43,12 @@ from gatepost.delivery.policy_layers import (
 )
 from gatepost.delivery.records import Endpoint
 from gatepost.errors import ConfigurationError
+from gatepost.testing.virtual import SeededEntropy
 from gatepost.wire.phases import Phase
 from gatepost.wire.reasons import Reason
 
 BASE = ClientPolicy()
+HOUR_US = 3_600_000_000
 WHY = "w"
 
 
@@ -241,11 +256,18 @@ def test_the_breaker_is_tried_too() -> None:
 
 
 def test_phase_times_keep_quantiles_within_a_fifth_and_survive_storing() -> None:
-    """A few hundred bytes at work, a few dozen at rest; nothing of what was cut off or never reached."""
-    times = PhaseTimes()
+    """A hundred bytes or two, in use and at rest; nothing of what was cut off or never reached."""
+    record, now = new_counts(), 0
+
+    def add(made: Attempt) -> None:
+        nonlocal now
+        now += HOUR_US // 20  # not so many in an hour that a sample would do
+        count(record, made, now)
+
     for number in range(100):
         seconds = 0.1 if number < 98 else 2.0
-        times.add(attempt(pool=0.0001, dns=0.01, connect=0.02, tls=0.04, write=0.001, wait=seconds, read=0.001))
+        add(attempt(pool=0.0001, dns=0.01, connect=0.02, tls=0.04, write=0.001, wait=seconds, read=0.001))
+    times = times_of(record)
     for kind, median in (
         (Budgeted.POOL, 0.0005),
         (Budgeted.CONNECT, 0.02),
@@ -254,33 +276,80 @@ def test_phase_times_keep_quantiles_within_a_fifth_and_survive_storing() -> None
     ):
         assert times.quantile(kind, 0.5) == pytest.approx(median, rel=0.2)
     assert times.quantile(Budgeted.ANSWER, 0.99) == pytest.approx(2.0, rel=0.2)
-    again = PhaseTimes.from_bytes(times.to_bytes())
-    assert again.to_bytes() == times.to_bytes()
-    assert len(times.to_bytes()) < 40
+    assert checked(bytes(record)) == record
+    assert len(record) < 100
     before = times.count(Budgeted.WRITE)
-    times.add(attempt(None, Phase.WRITE, connect=0.02, write=5.0))
-    times.add(attempt(None, Phase.CONNECT, connect=3.0))
+    add(attempt(None, Phase.WRITE, connect=0.02, write=5.0))
+    add(attempt(None, Phase.CONNECT, connect=3.0))
+    add(attempt(None, Phase.POOL, Blame.US, pool=3.0))
+    times = times_of(record)
     assert times.count(Budgeted.WRITE) == before
     assert times.count(Budgeted.CONNECT) == 101
+    assert times.count(Budgeted.POOL) == 100
     assert PhaseTimes().quantile(Budgeted.ANSWER, 0.5) is None
     for _ in range(TOTAL_MAX):
-        times.add(attempt(wait=100.0, read=0.0))
-    assert times.count(Budgeted.ANSWER) < TOTAL_MAX
-    assert times.quantile(Budgeted.ANSWER, 0.5) == pytest.approx(55.0, rel=0.2)
-    spread = PhaseTimes()
+        add(attempt(wait=100.0, read=0.0))
+    assert times_of(record).count(Budgeted.ANSWER) < TOTAL_MAX
+    assert times_of(record).quantile(Budgeted.ANSWER, 0.5) == pytest.approx(55.0, rel=0.2)
+    record[:] = new_counts()
     for number in range(3 * TOTAL_MAX):
-        spread.add(attempt(wait=0.001 * 2 ** (number % 16), read=0.0))
-    assert spread.count(Budgeted.ANSWER) <= TOTAL_MAX + 64
-    for damaged in (b"ab", bytes((STEPS * len(Budgeted), 1, 0))):
-        with pytest.raises(ValueError, match="stored phase times"):
-            PhaseTimes.from_bytes(damaged)
+        add(attempt(wait=0.001 * 2 ** (number % 16), read=0.0))
+    assert times_of(record).count(Budgeted.ANSWER) <= TOTAL_MAX + 64
+    record[:] = new_counts()
+    for _ in range(1_000):
+        count(record, attempt(wait=0.1, read=0.0), now)
+    assert times_of(record).count(Budgeted.ANSWER) == pytest.approx(
+        1_000 * (EVERY_ONE + (256 - EVERY_ONE) / ONE_IN) / 256, rel=0.1
+    )
+    assert hours_of(record).hours(now)[0].counts[Ended.DELIVERED] == 1_000
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_counts_in_a_packed_record_are_those_of_plain_counters(seed: int) -> None:
+    """Bytes that are changed in place, against a dictionary; whatever comes, for days, with clocks that go back."""
+    dice = SeededEntropy(seed)
+    record, now = new_counts(), 500_000 * HOUR_US
+    expected: dict[int, list[int]] = {}
+    buckets: Counter[tuple[Budgeted, int]] = Counter()
+    hour = 0
+    for _ in range(600):
+        now += round(dice.uniform() ** 6 * 5 * HOUR_US) - HOUR_US // 100
+        made = attempt(200 if dice.uniform() < 0.7 else 500, wait=0.001 * 300 ** dice.uniform(), read=0.0)
+        for _ in range(1 + round(300 * dice.uniform() ** 8)):
+            count(record, made, now)
+            hour = max(hour, now // HOUR_US)
+            ends = expected.setdefault(hour, [0] * len(Ended))
+            low = ends[ended_as(made)] & 0xFF
+            ends[ended_as(made)] += 1
+            if low < EVERY_ONE or not low % ONE_IN:
+                buckets[Budgeted.ANSWER, bisect_right(BOUNDS, made.phases[Phase.WAIT])] += 1
+        stored = checked(bytes(record))
+        shown = {one.began_at // HOUR_US: list(one.counts) for one in hours_of(stored).hours(now)}
+        assert shown == {when: ends for when, ends in expected.items() if when > max(hour, now // HOUR_US) - 24}
+        total = times_of(stored).count(Budgeted.ANSWER)
+        assert total <= 1.3 * TOTAL_MAX
+        if sum(buckets.values()) < TOTAL_MAX:
+            assert total == sum(buckets.values())
+    assert len(record) < 400
+
+
+@pytest.mark.parametrize("damage", [b"x", bytes(32) + b"\xff", bytes(32) + b"\1\xfa\1\0", bytes(33) + b"\0\0\1\x80"])
+def test_counts_that_another_version_stored_are_refused(damage: bytes) -> None:
+    """They start anew then, instead of showing nonsense."""
+    with pytest.raises(ValueError, match="no stored counts"):
+        checked(damage)
+    with pytest.raises(ValueError, match="no stored counts"):
+        checked(bytes(32) + b"\2" + b"\5\1\0" * 2)
+    with pytest.raises(ValueError, match="no stored counts"):
+        checked(bytes(33) + b"\0\0\1\1" * 25)
 
 
 def test_a_review_tells_tight_from_loose_and_suggests() -> None:
     """Two to three times the p99 is a fit; below it good answers are cut off, far above slots wait for nothing."""
-    times = PhaseTimes()
+    record = new_counts()
     for _ in range(SAMPLES_MIN):
-        times.add(attempt(connect=0.06, write=0.3, wait=6.0, read=0.0))
+        count(record, attempt(connect=0.06, write=0.3, wait=6.0, read=0.0), 0)
+    times = times_of(record)
     found = review(times, BASE, lambda _name, _fit: None, 5)
     by_name = {phase.limit: phase for phase in found.phases}
     assert found.worth_a_look

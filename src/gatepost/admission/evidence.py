@@ -59,30 +59,43 @@ _HOST_PHASES: Final = frozenset({Phase.DNS, Phase.CONNECT, Phase.TLS})
 _ANSWER_PHASES: Final = frozenset({Phase.WAIT, Phase.READ})
 _TIMEOUTS: Final = frozenset({Outcome.READ_TIMEOUT, Outcome.WRITE_TIMEOUT, Outcome.DEADLINE_EXCEEDED})
 
+# Looking an enumeration's member up costs as much as the rest of a step; these run for every attempt.
+_US: Final = Blame.US
+_RESPONSE: Final = Outcome.RESPONSE
+_DENIED: Final = Outcome.EGRESS_DENIED
+_TLS: Final = Phase.TLS
+_WAIT: Final = Phase.WAIT
+_READ: Final = Phase.READ
+_OK: Final = Sign.OK
+_BUSY: Final = Sign.BUSY
+_REFUSED: Final = Sign.REFUSED
+_FAILED: Final = Sign.FAILED
+_TIMEOUT: Final = Sign.TIMEOUT
+
 
 def facts_of(attempt: Attempt, *, own_tls: bool = False) -> Facts:
     """Judge a finished attempt. `own_tls`: the endpoint has its own TLS settings, so that a failed handshake is its own affair
     and cannot close the host for others."""
-    if attempt.lagged or attempt.blame is Blame.US:
+    if attempt.lagged or attempt.blame is _US:
         return NOTHING
     outcome = attempt.outcome
-    if outcome is Outcome.RESPONSE:
+    if outcome is _RESPONSE:
         phases = attempt.phases
-        seconds = phases.get(Phase.WAIT, 0.0) + phases.get(Phase.READ, 0.0)
+        seconds = phases.get(_WAIT, 0.0) + phases.get(_READ, 0.0)
         return Facts(sign_of_status(attempt.status or 0), seconds, attempt.delivered, False)
-    if outcome is Outcome.EGRESS_DENIED:
+    if outcome is _DENIED:
         return NOTHING  # nobody was asked
     if attempt.phase in _HOST_PHASES:
-        return Facts(Sign.FAILED, 0.0, False, False) if own_tls and attempt.phase is Phase.TLS else _SETUP
+        return Facts(_FAILED, 0.0, False, False) if own_tls and attempt.phase is _TLS else _SETUP
     phases = attempt.phases
-    seconds = phases.get(Phase.WAIT, 0.0) + phases.get(Phase.READ, 0.0)
+    seconds = phases.get(_WAIT, 0.0) + phases.get(_READ, 0.0)
     if outcome in _TIMEOUTS:
-        return Facts(Sign.TIMEOUT, seconds, False, attempt.phase in _ANSWER_PHASES)
-    return Facts(Sign.FAILED, seconds, False, False)
+        return Facts(_TIMEOUT, seconds, False, attempt.phase in _ANSWER_PHASES)
+    return Facts(_FAILED, seconds, False, False)
 
 
 def sign_of_status(status: int) -> Sign:
     """What a complete response head shows."""
     if status < 500:
-        return Sign.BUSY if status == 429 else Sign.OK
-    return Sign.REFUSED if status == 503 else Sign.FAILED
+        return _BUSY if status == 429 else _OK
+    return _REFUSED if status == 503 else _FAILED

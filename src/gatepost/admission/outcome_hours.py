@@ -1,13 +1,11 @@
 """How an endpoint's attempts ended, hour by hour, over the last day: a few bytes an hour, for people who look at one endpoint.
 
-It counts what `admission.evidence` judges and more (what was delivered, what was our own fault) and decides nothing. Kept by
-`dispatch.policy_watch` beside the phase times; only hours with attempts take any room. Pure.
+It names what `admission.evidence` judges and more (what was delivered, what was our own fault) and decides nothing;
+`admission.attempt_counts` counts. Only hours with attempts are in it. Pure.
 """
 
 from __future__ import annotations
 
-import struct
-from array import array
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -19,9 +17,6 @@ HOURS_MAX: Final = 24
 """Hours with attempts that are kept."""
 
 _HOUR_US: Final = 3_600_000_000
-_ROW: Final = struct.Struct("<IB")
-_COUNT: Final = struct.Struct("<I")
-_COUNT_MAX: Final = 0xFFFF_FFFF
 
 
 class Ended(IntEnum):
@@ -43,8 +38,6 @@ class Ended(IntEnum):
 
 
 WORDS: Final = tuple(ended.name.lower() for ended in Ended)
-_WIDTH: Final = 1 + len(Ended)
-"""Numbers of a row: the hour since 1970, and the counts."""
 _TIMEOUTS: Final = frozenset({Outcome.READ_TIMEOUT, Outcome.WRITE_TIMEOUT, Outcome.DEADLINE_EXCEEDED})
 
 
@@ -74,63 +67,14 @@ class Hour(NamedTuple):
 
 
 class OutcomeHours:
-    """`now` is UTC microseconds. At most 768 bytes of counts, and about 170 stored."""
+    """Hours with attempts, oldest first. Frozen; `attempt_counts.hours_of` makes one. `now` is UTC microseconds."""
 
-    __slots__ = ("_rows",)
+    __slots__ = ("_hours",)
 
-    def __init__(self) -> None:
-        self._rows: array[int] = array("I")
-
-    def __bool__(self) -> bool:
-        """Something was counted."""
-        return bool(self._rows)
-
-    def add(self, ended: Ended, now: int) -> None:
-        """Count one attempt. O(1)."""
-        rows = self._rows
-        hour = now // _HOUR_US
-        if not rows or rows[-_WIDTH] < hour:  # a clock that went back a little counts in the hour it came from
-            rows.extend((hour, 0, 0, 0, 0, 0, 0, 0))
-            if len(rows) > HOURS_MAX * _WIDTH:
-                del rows[:_WIDTH]
-        rows[ended - len(Ended)] += 1
+    def __init__(self, hours: tuple[Hour, ...] = ()) -> None:
+        self._hours = hours
 
     def hours(self, now: int) -> list[Hour]:
         """Hours with attempts among the last 24, oldest first."""
-        oldest = now // _HOUR_US - HOURS_MAX
-        rows = (self._rows[at : at + _WIDTH] for at in range(0, len(self._rows), _WIDTH))
-        return [Hour(row[0] * _HOUR_US, tuple(row[1:])) for row in rows if row[0] > oldest]
-
-    def to_bytes(self) -> bytes:
-        """Nine bytes for an hour in which all attempts ended alike, four more for each other end."""
-        packed = bytearray()
-        for at in range(0, len(self._rows), _WIDTH):
-            hour, *counts = self._rows[at : at + _WIDTH]
-            mask = sum(1 << place for place, count in enumerate(counts) if count)
-            packed += _ROW.pack(hour, mask)
-            for count in counts:
-                if count:
-                    packed += _COUNT.pack(min(count, _COUNT_MAX))
-        return bytes(packed)
-
-    @classmethod
-    def from_bytes(cls, stored: bytes) -> OutcomeHours:
-        """What `to_bytes` wrote. Raises `ValueError` for anything else."""
-        made = cls()
-        at = 0
-        try:
-            while at < len(stored):
-                hour, mask = _ROW.unpack_from(stored, at)
-                at += _ROW.size
-                made._rows.append(hour)
-                for place in range(8):
-                    if mask >> place & 1:
-                        made._rows.append(_COUNT.unpack_from(stored, at)[0])
-                        at += _COUNT.size
-                    elif place < len(Ended):
-                        made._rows.append(0)
-        except struct.error:
-            raise ValueError(f"{len(stored)} bytes are no stored hours") from None
-        if len(made._rows) % _WIDTH or len(made._rows) > HOURS_MAX * _WIDTH:
-            raise ValueError(f"{len(stored)} bytes are no stored hours")
-        return made
+        oldest = (now // _HOUR_US - HOURS_MAX) * _HOUR_US
+        return [hour for hour in self._hours if hour.began_at > oldest]

@@ -139,6 +139,10 @@ class Rollout:
         """Names the stage, in what endpoints remember of it."""
         return f"{self.number}.{self.step}"
 
+    def same(self, mark: str) -> bool:
+        """It is a stage of this rollout that is named so."""
+        return mark.partition(".")[0] == str(self.number)
+
 
 @dataclass(frozen=True, slots=True)
 class Evidence:

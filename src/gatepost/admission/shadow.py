@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gatepost.admission.breaker import Breaker, BreakerRules
+from gatepost.admission.window import WINDOW
 from gatepost.delivery.attempt import Attempt
 from gatepost.delivery.outcome import Blame
 from gatepost.delivery.policy import ClientPolicy
@@ -31,6 +32,9 @@ ENDS: Final[Mapping[str, tuple[Phase, ...]]] = {
 """Limit to the phases whose seconds it bounds together."""
 LIMITS: Final = (*ENDS, CAP, BREAKER)
 """What a shadow counts, by name."""
+
+
+_RULES: Final = BreakerRules()
 
 
 def would_end(attempt: Attempt, in_force: ClientPolicy, tried: ClientPolicy) -> tuple[str, ...]:
@@ -74,8 +78,11 @@ class ShadowBreaker:
 
     __slots__ = ("_breaker",)
 
-    def __init__(self) -> None:
+    def __init__(self, passed: int = 0, now: int = 0) -> None:
+        """`passed`: attempts before, which gave it no reason to be looked at."""
         self._breaker = Breaker()
+        for _ in range(min(passed, WINDOW)):
+            self._breaker.passed(False, now, False, WINDOW, 1, 0.5, _RULES)
 
     def saw(
         self,

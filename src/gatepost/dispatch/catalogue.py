@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from gatepost.admission.endpoint_limits import LimitRules
 from gatepost.admission.rollout import cohort_of
 from gatepost.clock import Clock
 from gatepost.deadline.wire import REQUEST_TIMEOUT, format_seconds
@@ -49,6 +50,7 @@ class Listed:
         "_signs_until",
         "_version",
         "_view",
+        "_worked_out",
         "endpoint",
         "number",
         "place",
@@ -81,6 +83,7 @@ class Listed:
             open=endpoint.status is EndpointStatus.ACTIVE,
         )
         self._own_headers = _own_headers(endpoint, self._policy)
+        self._worked_out: LimitRules | None = None
         self._signer: Signer | None = None
         self._signs_until = 0
 
@@ -104,6 +107,17 @@ class Listed:
         if self._version != self._view.version:
             self._follow()
         return self._shared
+
+    @property
+    def limit_rules(self) -> LimitRules | None:
+        """Place for what `dispatch.limits` works out from all that: None after each change of the policy."""
+        if self._version != self._view.version:
+            self._follow()
+        return self._worked_out
+
+    @limit_rules.setter
+    def limit_rules(self, rules: LimitRules) -> None:
+        self._worked_out = rules
 
     @property
     def origin(self) -> str | None:
@@ -132,7 +146,7 @@ class Listed:
             # A change is checked against all overrides before it is stored; one that was made meanwhile is not.
             _log.error("endpoint %s keeps its limits, its own do not go with the new ones: %s", self.endpoint.id, error)
             policy = self._policy.with_values({name: getattr(shared.policy, name) for name in POOL_FIELDS})
-        self._shared, self._policy = shared, policy
+        self._shared, self._policy, self._worked_out = shared, policy, None
         self._settings = self._settings._replace(cap=self.endpoint.concurrency or shared.cap)
         self._own_headers = _own_headers(self.endpoint, policy)
 

@@ -13,7 +13,7 @@ from gatepost.admission.outcome_hours import OutcomeHours
 from gatepost.admission.phase_times import PhaseTimes
 from gatepost.dispatch.endpoint_memory import Value, sections_of
 from gatepost.dispatch.learned import KnownLimits, LearnedLimits
-from gatepost.dispatch.policy_watch import SECTION, PolicyWatch, Turn, Watched
+from gatepost.dispatch.policy_watch import SECTION, PolicyWatch, Turn, watched_of
 from gatepost.store.port import DeliveryStore
 
 
@@ -54,5 +54,5 @@ class EndpointLooks:
 
 
 def _look(limits: KnownLimits | None, value: Value | None) -> EndpointLook:
-    watched = Watched() if value is None else Watched.from_value(value)[0]
+    watched = watched_of(value)
     return EndpointLook(limits, watched.times, watched.hours, watched.turns)

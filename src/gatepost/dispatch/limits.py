@@ -48,6 +48,8 @@ SAVE_SHARE: Final = 30
 SAVE_LEAST: Final = 50
 REST_EVERY: Final = 300.0
 """Seconds after which an endpoint without an attempt is packed."""
+PACKED_AT_ONCE: Final = 200
+"""Endpoints packed in a row: 10 ms."""
 POLICIES_MAX: Final = 4_096
 """Policies with a learned read timeout that are kept; they are equal for most endpoints."""
 RULES_MAX: Final = 4_096
@@ -236,6 +238,12 @@ class DispatchLimits:
 
     def rules_of(self, listed: Listed) -> LimitRules:
         """The rules of an endpoint; one object for all that are set alike."""
+        known = listed.limit_rules
+        if known is None:
+            known = listed.limit_rules = self._rules_of(listed)
+        return known
+
+    def _rules_of(self, listed: Listed) -> LimitRules:
         endpoint = listed.endpoint
         pinned = "read_timeout" in endpoint.limits
         cap = listed.settings.cap
@@ -327,7 +335,7 @@ class DispatchLimits:
             if now - saved_at >= SAVE_EVERY * _SECOND_US:
                 saved_at = now
                 self._save(max(SAVE_LEAST, self._limits.statistics().unsaved // SAVE_SHARE))
-            if now - rested_at >= REST_EVERY * _SECOND_US:
+            if now - rested_at >= REST_EVERY * _SECOND_US and not self._limits.pack(PACKED_AT_ONCE):
                 rested_at = now
                 self._limits.rest()
 

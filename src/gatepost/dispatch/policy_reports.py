@@ -19,7 +19,7 @@ from gatepost.delivery.policy_layers import LEARNABLE
 from gatepost.dispatch.catalogue import Catalogue, Listed
 from gatepost.dispatch.endpoint_memory import EndpointMemory, Value, sections_of
 from gatepost.dispatch.policy_view import PolicyView
-from gatepost.dispatch.policy_watch import SECTION, PolicyWatch, Watched
+from gatepost.dispatch.policy_watch import SECTION, PolicyWatch, Watched, watched_of
 from gatepost.store.port import DeliveryStore
 
 PORTION: Final = 1_000
@@ -110,7 +110,7 @@ class PolicyReports:
         """What shadow `number` came to."""
         report = ShadowReport(number)
         tried = {name: value for name, value in self._view.book.shadow.items() if value.value is not None}
-        async for listed, watched, p99, _ in self._all():
+        async for listed, watched, _ in self._all():
             count = watched.shadow
             if count is None or count.number != number:
                 continue
@@ -124,7 +124,7 @@ class PolicyReports:
             report.hosts[host] = report.hosts.get(host, 0) + count.lost
             own = listed.endpoint.limits
             met = [name for name in count.limits if name in _PHASE_OF and name in tried]
-            proposed = {name: _proposal(watched, name, p99) for name in met if name not in own}
+            proposed = {name: _proposal(watched, name) for name in met if name not in own}
             spared = {name: seconds for name, seconds in proposed.items() if seconds is not None}
             if any(name not in own for name in met):
                 report.unspared += 1
@@ -147,7 +147,7 @@ class PolicyReports:
     async def cases(self, rollout: Rollout) -> list[Case]:
         """Every endpoint's attempts in this stage and before it."""
         found: list[Case] = []
-        async for _, watched, _, _ in self._all():
+        async for _, watched, _ in self._all():
             if watched.tally is not None:
                 found += watched.tally.cases(rollout.mark)
         return found
@@ -155,8 +155,8 @@ class PolicyReports:
     async def review(self, tenant: str | None = None) -> list[Reviewed]:
         """Each endpoint's limits beside what it takes, those with something to look at first."""
         found = []
-        async for listed, watched, p99, notes in self._all(tenant):
-            reviewed = self._review(listed, watched, p99, notes)
+        async for listed, watched, notes in self._all(tenant):
+            reviewed = self._review(listed, watched, notes)
             if reviewed.review.phases:
                 found.append(reviewed)
         found.sort(key=lambda one: not one.review.worth_a_look)
@@ -167,15 +167,14 @@ class PolicyReports:
         listed, value = self._catalogue.get(number), self._watch.value_of(number)
         if listed is None or value is None:
             return False
-        watched, p99 = Watched.from_value(value)
-        reviewed = self._review(listed, watched, p99, self._memory.get(number, REVIEW))
+        reviewed = self._review(listed, watched_of(value), self._memory.get(number, REVIEW))
         notes: dict[str, Value] = {phase.limit: [phase.fit.value, phase.since] for phase in reviewed.review.phases}
         self._memory.put(number, REVIEW, notes or None)
         return True
 
     # -------------------------------------------------------------------------------------------------- helpers
 
-    def _review(self, listed: Listed, watched: Watched, p99: float | None, notes: Value | None) -> Reviewed:
+    def _review(self, listed: Listed, watched: Watched, notes: Value | None) -> Reviewed:
         def since(name: str, fit: Fit) -> int | None:
             match notes.get(name) if isinstance(notes, dict) else None:
                 case [str(said), int(at)] if said == fit:
@@ -183,13 +182,11 @@ class PolicyReports:
                 case _:
                     return None
 
-        made = review(watched.times, listed.policy, since, self._now(), p99)
+        made = review(watched.times, listed.policy, since, self._now(), watched.p99)
         return Reviewed(listed.endpoint.id, listed.endpoint.tenant, listed.settings.host, made)
 
-    async def _all(
-        self, tenant: str | None = None
-    ) -> AsyncIterator[tuple[Listed, Watched, float | None, Value | None]]:
-        """Endpoints about which something is kept, with it, their p99, and the notes of the last review."""
+    async def _all(self, tenant: str | None = None) -> AsyncIterator[tuple[Listed, Watched, Value | None]]:
+        """Endpoints about which something is kept, with it, and the notes of the last review."""
         numbers = list(self._catalogue.numbers if tenant is None else self._catalogue.endpoints_of(tenant))
         for at in range(0, len(numbers), PORTION):
             portion = numbers[at : at + PORTION]
@@ -205,14 +202,13 @@ class PolicyReports:
                 else:
                     value, notes = self._watch.value_of(number), self._memory.get(number, REVIEW)
                 if value is not None:
-                    watched, p99 = Watched.from_value(value)
-                    yield listed, watched, p99, notes
+                    yield listed, watched_of(value), notes
             await asyncio.sleep(0)
 
 
-def _proposal(watched: Watched, name: str, p99: float | None) -> float | None:
+def _proposal(watched: Watched, name: str) -> float | None:
     """Three times what the endpoint takes in the phases that the limit bounds; None: too little is known."""
-    worst = p99 if name == LEARNABLE else None
+    worst = watched.p99 if name == LEARNABLE else None
     if worst is None:
         worst = watched.times.quantile(_PHASE_OF[name], 0.99)
     return None if worst is None else round(PROPOSED * worst, 3)

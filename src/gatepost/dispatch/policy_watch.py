@@ -2,20 +2,27 @@
 
 It counts by endpoint and decides nothing; the counts travel with the endpoint's memory, so that the next owner goes on with them
 and one process can read all of them (`dispatch.policy_reports`). Told by `dispatch.attempt` of every attempt that ended.
+
+Theory of operation. What every endpoint has is one packed record (`admission.attempt_counts`), the same in use and at rest. What few
+have or what passes, the breaker's turns and the counts of a shadow or a rollout, is an object while there are attempts and packed
+after.
 """
 
 from __future__ import annotations
 
 import base64
+import binascii
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Final, NamedTuple
 
+from gatepost.admission.attempt_counts import checked, count, hours_of, new_counts, times_of
 from gatepost.admission.breaker import BreakerRules
 from gatepost.admission.compare import Case, Ending
 from gatepost.admission.endpoint_limits import BreakerChange
-from gatepost.admission.outcome_hours import OutcomeHours, ended_as
+from gatepost.admission.outcome_hours import OutcomeHours
 from gatepost.admission.phase_times import PhaseTimes
 from gatepost.admission.policy_book import PolicyBook
 from gatepost.admission.rollout import Rollout
@@ -38,6 +45,14 @@ TURNS_MAX: Final = 20
 """Changes of a breaker that are kept: a day of trouble, and some hundred bytes."""
 
 
+COUNTED_MAX: Final = 200_000
+"""Endpoints whose counts are kept, as many as have their limits kept; of more, those counted first go."""
+TOLD_AT_ONCE: Final = 1_000
+"""Endpoints that one call of `tell` has written: in two transactions, at a tenth of what settling writes."""
+
+_NONE: Final = Ending()
+
+
 class Tally:
     """Attempts and failures of one endpoint in the stages of one rollout."""
 
@@ -46,22 +61,22 @@ class Tally:
     def __init__(self, mark: str) -> None:
         self.mark = mark
         """The stage (`Rollout.mark`) that `control` and `treated` are of."""
-        self.before = Ending()
+        self.before = _NONE
         """In the stage before, without the new values."""
-        self.control = Ending()
-        self.treated = Ending()
+        self.control = _NONE
+        self.treated = _NONE
         self.seasoned = False
         """It had the new values in an earlier stage: no news any more."""
 
     def enter(self, mark: str) -> None:
         """Another stage begins."""
         if mark.partition(".")[0] != self.mark.partition(".")[0]:
-            self.before, self.seasoned = Ending(), False
+            self.before, self.seasoned = _NONE, False
         else:
             self.seasoned = self.seasoned or bool(self.treated.attempts)
             if self.control.attempts:
                 self.before = self.control
-        self.mark, self.control, self.treated = mark, Ending(), Ending()
+        self.mark, self.control, self.treated = mark, _NONE, _NONE
 
     def count(self, failed: bool, treated: bool) -> None:
         """One attempt."""
@@ -95,27 +110,21 @@ class Turn(NamedTuple):
     """When the first probe may start, UTC microseconds; 0 unless open."""
 
 
-class Watched:
-    """What is kept of one endpoint."""
+class Passing:
+    """What is kept of one endpoint beside its counts: the breaker's turns, a shadow's judgements, a rollout's tally."""
 
-    __slots__ = ("breaker", "hours", "shadow", "tally", "times", "turns")
+    __slots__ = ("breaker", "shadow", "tally", "turns")
 
     def __init__(self) -> None:
-        self.times = PhaseTimes()
-        self.hours = OutcomeHours()
         self.turns: tuple[Turn, ...] = ()
         """The breaker's last `TURNS_MAX`, oldest first."""
         self.shadow: ShadowCount | None = None
         self.breaker: ShadowBreaker | None = None
         self.tally: Tally | None = None
 
-    def to_value(self, p99: float | None) -> Value:
-        """For the endpoint's memory; `p99` of its responses, for whoever reads this without owning the endpoint."""
-        value: dict[str, Value] = {"q": base64.b85encode(self.times.to_bytes()).decode()}
-        if p99 is not None:
-            value["p99"] = p99
-        if self.hours:
-            value["h"] = base64.b85encode(self.hours.to_bytes()).decode()
+    def to_value(self) -> dict[str, Value]:
+        """For the endpoint's memory."""
+        value: dict[str, Value] = {}
         if self.turns:
             value["b"] = [list(turn) for turn in self.turns]
         shadow, tally = self.shadow, self.tally
@@ -127,37 +136,50 @@ class Watched:
         return value
 
     @classmethod
-    def from_value(cls, value: Value) -> tuple[Watched, float | None]:
-        """What `to_value` made, and the p99. What another version wrote otherwise is left out."""
-        watched = cls()
-        if not isinstance(value, dict):
-            return watched, None
-        match value.get("q"):
-            case str(packed):
-                try:
-                    watched.times = PhaseTimes.from_bytes(base64.b85decode(packed))
-                except ValueError:
-                    pass  # another version's: it starts anew
-        match value.get("h"):
-            case str(packed):
-                try:
-                    watched.hours = OutcomeHours.from_bytes(base64.b85decode(packed))
-                except ValueError:
-                    pass
+    def from_value(cls, value: Mapping[str, Value]) -> Passing:
+        """What `to_value` made. What another version wrote otherwise is left out."""
+        passing = cls()
         match value.get("b"):
             case list(turns):
-                watched.turns = tuple(turn for turn in map(_turn, turns) if turn is not None)
+                passing.turns = tuple(turn for turn in map(_turn, turns) if turn is not None)
         match value.get("s"):
             case [int(number), int(judged), int(delivered), int(lost), dict(counts)]:
                 limits = {name: count for name, count in counts.items() if name in LIMITS and isinstance(count, int)}
-                watched.shadow = ShadowCount(number, judged, delivered, lost, limits)
+                passing.shadow = ShadowCount(number, judged, delivered, lost, limits)
         match value.get("t"):
             case [str(mark), int(b0), int(b1), int(c0), int(c1), int(t0), int(t1), bool(seasoned)]:
-                tally = watched.tally = Tally(mark)
+                tally = passing.tally = Tally(mark)
                 tally.before, tally.control, tally.treated = Ending(b0, b1), Ending(c0, c1), Ending(t0, t1)
                 tally.seasoned = seasoned
-        p99 = value.get("p99")
-        return watched, p99 if isinstance(p99, float) else None
+        return passing
+
+
+class Watched(NamedTuple):
+    """What is kept of one endpoint, for whoever reads it."""
+
+    times: PhaseTimes
+    hours: OutcomeHours
+    turns: tuple[Turn, ...]
+    """The breaker's last, oldest first."""
+    shadow: ShadowCount | None
+    tally: Tally | None
+    p99: float | None
+    """Of its responses, seconds; None: not known."""
+
+
+def watched_of(value: Value | None) -> Watched:
+    """What a value in the endpoint's memory says. What another version wrote otherwise is left out."""
+    if not isinstance(value, dict):
+        value = {}
+    record, passing, p99 = _record_of(value), Passing.from_value(value), value.get("p99")
+    return Watched(
+        PhaseTimes() if record is None else times_of(record),
+        OutcomeHours() if record is None else hours_of(record),
+        passing.turns,
+        passing.shadow,
+        passing.tally,
+        p99 if isinstance(p99, float) else None,
+    )
 
 
 class PolicyWatch:
@@ -176,9 +198,12 @@ class PolicyWatch:
         self._p99_of = p99_of
         self._breaker = breaker
         self._store_time = store_time
-        self._watched: dict[int, Watched] = {}
-        self._old: dict[int, Watched] = {}
+        self._counts: dict[int, bytearray] = {}
+        self._passing: dict[int, Passing] = {}
+        self._old: dict[int, Passing] = {}
         self._resting: dict[int, bytes] = {}
+        self._unsaid: set[int] = set()
+        """Endpoints of which a shadow or a rollout counted something since `tell`."""
         self._tried: tuple[int, PolicyView] | None = None
         self.trips: dict[tuple[str, str], int] = {}
         """Attempts that a limit tried in shadow would have met, by host and limit, since the start."""
@@ -186,54 +211,70 @@ class PolicyWatch:
 
     def ended(self, flying: Flying, listed: Listed, attempt: Attempt) -> None:
         """An attempt ended; before what it says is learned from."""
-        watched = self._wake(listed.number)
-        watched.hours.add(ended_as(attempt), self._store_time())
-        ours = attempt.blame is Blame.US and not attempt.delivered
-        if not ours and not attempt.lagged:
-            watched.times.add(attempt)
+        number = listed.number
+        record = self._counts.get(number)
+        if record is None:
+            if len(self._counts) >= COUNTED_MAX:
+                for oldest in list(islice(self._counts, COUNTED_MAX // 4)):
+                    del self._counts[oldest]
+            record = self._counts[number] = new_counts()
+        count(record, attempt, self._store_time())
         book = self._view.book
-        if book.shadow and not ours and not flying.tracked.flight.probe:  # a probe's limit is another one
-            self._judge(watched, flying, listed, attempt, book)
         rollout = book.rollout
-        if rollout is not None and rollout.running and not ours:
-            _tally(watched, rollout).count(not attempt.delivered, book.treats(listed.place, self._view.process))
+        running = rollout is not None and rollout.running
+        if not (book.shadow or running) or (attempt.blame is Blame.US and not attempt.delivered):
+            return
+        passing = self._wake(number)
+        if book.shadow and not flying.tracked.flight.probe:  # a probe's limit is another one
+            self._judge(passing, flying, listed, attempt, book)
+        if rollout is not None and running:
+            _tally(passing, rollout).count(not attempt.delivered, book.treats(listed.place, self._view.process))
+        self._unsaid.add(number)
 
     def turned(self, number: int, change: BreakerChange) -> None:
         """The endpoint's breaker went to another state."""
         cause = "" if change.cause is None else change.cause.value
         turn = Turn(self._store_time(), change.state.value, cause, change.level, change.until)
-        watched = self._wake(number)
-        watched.turns = (*watched.turns[1 - TURNS_MAX :], turn)
+        passing = self._wake(number)
+        passing.turns = (*passing.turns[1 - TURNS_MAX :], turn)
 
     def drop(self, numbers: Iterable[int]) -> None:
         """Endpoints that are gone, or belong to another owner now."""
         for number in numbers:
-            self._watched.pop(number, None)
+            self._counts.pop(number, None)
+            self._passing.pop(number, None)
             self._old.pop(number, None)
             self._resting.pop(number, None)
+            self._unsaid.discard(number)
 
     def value_of(self, number: int) -> Value | None:
         """What is kept of an endpoint that is ours."""
         return self._packed(number)
 
+    def tell(self) -> None:
+        """Have what a shadow or a rollout counted since the last call written soon, of `TOLD_AT_ONCE` endpoints at most: whoever
+        judges it reads the store. Call about as often as it is judged."""
+        for _ in range(min(TOLD_AT_ONCE, len(self._unsaid))):
+            self._memory.touch(self._unsaid.pop())
+
     def rest(self) -> None:
         """Pack what had no attempt since the last call but one. Call every few minutes. O(active)."""
-        for number, watched in self._old.items():
-            if number not in self._watched:
-                value = watched.to_value(self._p99_of(number))
-                self._resting[number] = json.dumps(value, separators=(",", ":")).encode()
-        self._old, self._watched = self._watched, {}
+        for number, passing in self._old.items():
+            if number not in self._passing:
+                self._forget_past(passing)
+                value = passing.to_value()
+                if value:
+                    self._resting[number] = json.dumps(value, separators=(",", ":")).encode()
+        self._old, self._passing = self._passing, {}
 
     # -------------------------------------------------------------------------------------------------- helpers
 
-    def _judge(self, watched: Watched, flying: Flying, listed: Listed, attempt: Attempt, book: PolicyBook) -> None:
+    def _judge(self, passing: Passing, flying: Flying, listed: Listed, attempt: Attempt, book: PolicyBook) -> None:
         tried, shared = self._policies(flying, listed, book)
-        count = watched.shadow
+        count = passing.shadow
         if count is None or count.number != book.shadow_number:
-            count = watched.shadow = ShadowCount(book.shadow_number)
-            watched.breaker = None
-        if watched.breaker is None:
-            watched.breaker = ShadowBreaker()
+            count = passing.shadow = ShadowCount(book.shadow_number)
+            passing.breaker = None
         met = list(would_end(attempt, flying.policy, tried))
         ended = bool(met)
         in_flight = flying.tracked.limits.in_flight
@@ -241,7 +282,12 @@ class PolicyWatch:
         if in_flight > cap and cap < listed.settings.cap:
             met.append(CAP)
         now = self._store_time()
-        if watched.breaker.saw(attempt, ended, tried, now, flying.tracked.limits.cap, in_flight, self._breaker):
+        breaker = passing.breaker
+        if breaker is None and ended:  # until then it has seen what the real one saw
+            breaker = passing.breaker = ShadowBreaker(count.judged, now)
+        if breaker is not None and breaker.saw(
+            attempt, ended, tried, now, flying.tracked.limits.cap, in_flight, self._breaker
+        ):
             met.append(BREAKER)
         count.judged += 1
         count.delivered += attempt.delivered
@@ -270,27 +316,63 @@ class PolicyWatch:
                 policy = policy.with_read_timeout(seconds)
         return policy, shared
 
-    def _wake(self, number: int) -> Watched:
-        watched = self._watched.get(number)
-        if watched is None:
-            watched = self._old.pop(number, None)
-            if watched is None:
+    def _wake(self, number: int) -> Passing:
+        passing = self._passing.get(number)
+        if passing is None:
+            passing = self._old.pop(number, None)
+            if passing is None:
                 packed = self._resting.pop(number, None)
-                watched = Watched() if packed is None else Watched.from_value(json.loads(packed))[0]
-            self._watched[number] = watched
-        return watched
+                passing = Passing() if packed is None else Passing.from_value(json.loads(packed))
+            self._passing[number] = passing
+        return passing
+
+    def _forget_past(self, passing: Passing) -> None:
+        """Counts of a shadow or a rollout that is over concern nobody."""
+        book = self._view.book
+        if passing.shadow is not None and passing.shadow.number != book.shadow_number:
+            passing.shadow = None
+        if passing.tally is not None and (book.rollout is None or not book.rollout.same(passing.tally.mark)):
+            passing.tally = None
 
     def _packed(self, number: int) -> Value | None:
-        watched = self._watched.get(number) or self._old.get(number)
-        if watched is None:
+        record, passing = self._counts.get(number), self._passing.get(number) or self._old.get(number)
+        if passing is not None:
+            value = passing.to_value()
+        else:
             packed = self._resting.get(number)
-            value: Value | None = None if packed is None else json.loads(packed)
-            return value
-        return watched.to_value(self._p99_of(number))
+            value = {} if packed is None else json.loads(packed)
+        if record is not None:
+            value["c"] = base64.b85encode(record).decode()
+        elif not value:
+            return None
+        p99 = self._p99_of(number)
+        if p99 is not None:
+            value["p99"] = p99
+        return value
 
     def _unpack(self, number: int, value: Value) -> None:
-        if number not in self._watched and number not in self._old:
-            self._resting[number] = json.dumps(value, separators=(",", ":")).encode()
+        if not isinstance(value, dict):
+            return
+        record = _record_of(value)
+        if record is not None and number not in self._counts:
+            self._counts[number] = record
+        if number not in self._passing and number not in self._old:
+            passing = Passing.from_value(value)
+            self._forget_past(passing)
+            rest = passing.to_value()
+            if rest:
+                self._resting[number] = json.dumps(rest, separators=(",", ":")).encode()
+
+
+def _record_of(value: Mapping[str, Value]) -> bytearray | None:
+    match value.get("c"):
+        case str(packed):
+            try:
+                return checked(base64.b85decode(packed))
+            except (ValueError, binascii.Error):
+                return None  # another version's: it starts anew
+        case _:
+            return None
 
 
 def _turn(stored: Value) -> Turn | None:
@@ -301,10 +383,10 @@ def _turn(stored: Value) -> Turn | None:
             return None
 
 
-def _tally(watched: Watched, rollout: Rollout) -> Tally:
-    tally = watched.tally
+def _tally(passing: Passing, rollout: Rollout) -> Tally:
+    tally = passing.tally
     if tally is None:
-        tally = watched.tally = Tally(rollout.mark)
+        tally = passing.tally = Tally(rollout.mark)
     elif tally.mark != rollout.mark:
         tally.enter(rollout.mark)
     return tally
