@@ -44,7 +44,7 @@ def _metrics() -> Iterator[str]:
         f"a *ratio* of sums, or not at all: *each* has a label `{PROCESS}`, its number, since a sum of it would lie. "
         f"A process that does not answer within 250 ms has `gatepost_process_up` 0 and no gauges. Counters never fall while the "
         f"parent lives: those of a process that hangs are told as it last told them, and a successor goes on from "
-        f"where its predecessor was. On its own port (setting `fleet.port`) a process tells its own figures; "
+        f"where its predecessor was. On its own port (settings `fleet.host`, `fleet.port`) a process tells its own figures; "
         f"`gatepost worker` has no other. Do not scrape both: they would be counted twice."
     )
     for title, group in GROUPS.items():

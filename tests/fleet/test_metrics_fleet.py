@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gatepost.service.siblings import PREFIX
@@ -117,3 +118,20 @@ def test_orphans_remove_the_directory_that_their_parent_can_no_longer_remove(tmp
         service.process.kill()
         until(lambda: not any(scratch.iterdir()), "nothing is left")
     assert tempfile.gettempdir() != str(scratch)
+
+
+def test_a_worker_shows_its_metrics_to_other_machines_only_with_a_key(tmp_path: Path) -> None:
+    """Prometheus has to reach it; somebody who happens to be in the network must learn nothing."""
+    database = gatepost_database(8)
+    beyond = {"GATEPOST_FLEET_HOST": "0.0.0.0"}
+    refused = pytest.raises(AssertionError, match=r"fleet\.host=0\.0\.0\.0 is reachable .* security\.admin_key")
+    with refused, gatepost(tmp_path, database, "worker", **beyond):
+        pass
+    with gatepost(
+        tmp_path, database, "worker", GATEPOST_SECURITY_ADMIN_KEY="k" * 32, GATEPOST_METRICS_PUBLIC="true", **beyond
+    ) as worker:
+        port = httpx.URL(worker.url).port
+        url = f"http://127.0.0.1:{port}"
+        assert up(scrape(url)) == {"0": 1.0}
+        assert httpx.get(f"{url}/healthz").status_code == 200
+        assert httpx.get(f"{url}/v1/fleet").status_code == 401

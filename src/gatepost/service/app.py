@@ -26,7 +26,7 @@ from gatepost.service.api.app import create_api, create_pages
 from gatepost.service.api.auth import KeyRing, key_record
 from gatepost.service.api.context import Service
 from gatepost.service.api.doctor import answer_siblings
-from gatepost.service.child import LOOPBACK, ParentLine, Place
+from gatepost.service.child import ParentLine, Place
 from gatepost.service.config import Settings
 from gatepost.service.console.keys import signing_keys
 from gatepost.service.console.pulse import Pulse
@@ -141,7 +141,7 @@ async def open_service(
         observers.append(observer)
     async with AsyncExitStack() as stack:
         listener, own = _listeners(settings, place, stack)
-        address = _url_of(settings.listen.host if own is None else LOOPBACK, own or listener)
+        address = _url_of(settings.listen.host if own is None else settings.fleet.host, own or listener)
         if tracing is None:
             tracing = await stack.enter_async_context(open_tracing(settings.tracing))
         dispatcher = await stack.enter_async_context(
@@ -158,11 +158,14 @@ async def open_service(
                 tracing=tracing,
             )
         )
-        keys = KeyRing(dispatcher.store, clock, open_on_loopback=not place.public or is_loopback(settings.listen.host))
+        hosts = {settings.listen.host: "listen.host"} if place.public else {}
+        if place.needs_pages:
+            hosts.setdefault(settings.fleet.host, "fleet.host")
+        keys = KeyRing(dispatcher.store, clock, open_on_loopback=all(is_loopback(host) for host in hosts))
         await _configure_admin_key(dispatcher.store, settings.admin_key, clock)
         await keys.refresh()
-        if place.public:
-            check_bind(settings.listen.host, has_keys=not keys.empty)
+        for host, named in hosts.items():
+            check_bind(host, has_keys=not keys.empty, named=named)
         service = Service(
             dispatcher=dispatcher,
             store=dispatcher.store,
@@ -210,7 +213,7 @@ async def open_service(
             if serving.done():
                 await serving  # raises what ended it
                 raise GatepostError("the HTTP server ended before it listened")
-            host = settings.listen.host if place.public else LOOPBACK
+            host = settings.listen.host if place.public else settings.fleet.host
             yield Running(service, _url_of(host, listener), serving)
         finally:
             measuring.cancel()
@@ -363,7 +366,7 @@ def _listeners(settings: Settings, place: Place, stack: AsyncExitStack) -> tuple
     own: socket.socket | None = None
     if place.needs_pages:
         port = settings.fleet.port and settings.fleet.port + place.index
-        own = stack.enter_context(open_listener(LOOPBACK, port, "fleet.port"))
+        own = stack.enter_context(open_listener(settings.fleet.host, port, "fleet"))
     if not place.public:
         assert own is not None, "a process without the API has pages"
         return own, own
@@ -374,7 +377,7 @@ def _listeners(settings: Settings, place: Place, stack: AsyncExitStack) -> tuple
     return stack.enter_context(open_listener(settings.listen.host, settings.listen.port)), own
 
 
-def open_listener(host: str, port: int, named: str = "listen.port") -> socket.socket:
+def open_listener(host: str, port: int, section: str = "listen") -> socket.socket:
     """A listening socket, opened by us so that port 0 and a taken port are ours to report. Raises `ConfigurationError`."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -382,14 +385,14 @@ def open_listener(host: str, port: int, named: str = "listen.port") -> socket.so
         )[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise ConfigurationError(f"listen.host={host}: {error.strerror}; write an address of this machine") from None
+        raise ConfigurationError(f"{section}.host={host}: {error.strerror}; write an address of this machine") from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
         listener.close()
         raise ConfigurationError(
-            f"listen.host={host}, {named}={port}: {error.strerror}; write a free port, or 0 for any"
+            f"{section}.host={host}, {section}.port={port}: {error.strerror}; write a free port, or 0 for any"
         ) from None
     listener.setblocking(False)
     return listener

@@ -17,8 +17,6 @@ from typing import Final, Self
 from gatepost.dispatch.dispatcher import Dispatcher
 from gatepost.service.siblings import Seat
 
-LOOPBACK: Final = "127.0.0.1"
-"""Where a process' own pages are: health and metrics are for this machine."""
 BALANCE_POLL: Final = 0.1
 """Seconds between looks whether the share is reached."""
 

@@ -68,6 +68,8 @@ class FleetSettings:
     weight: float = 1.0
     name: str | None = None
     """None: the machine's host name."""
+    host: str = "127.0.0.1"
+    """Where the pages of single processes are: a worker's, and those beside a shared port."""
     port: int = 0
 
 

@@ -98,12 +98,12 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def check_bind(host: str, has_keys: bool) -> None:
-    """Refuse to let the network reach an API without keys. Raises `ConfigurationError`."""
+def check_bind(host: str, has_keys: bool, named: str = "listen.host") -> None:
+    """Refuse to let the network reach an API, or a process' pages, without keys. Raises `ConfigurationError`."""
     if not has_keys and not is_loopback(host):
         raise ConfigurationError(
-            f"listen.host={host} is reachable from other machines, and there is no API key: set security.admin_key "
-            f"(GATEPOST_SECURITY_ADMIN_KEY), or write listen.host=127.0.0.1"
+            f"{named}={host} is reachable from other machines, and there is no API key: set security.admin_key "
+            f"(GATEPOST_SECURITY_ADMIN_KEY), or write {named}=127.0.0.1"
         )
 
 

@@ -180,10 +180,16 @@ SETTINGS: Final[tuple[Setting, ...]] = (
         "What this machine's processes are called in status and log; not given: its host name.",
     ),
     Setting(
+        "fleet.host",
+        Kind.TEXT,
+        "127.0.0.1",
+        "Address of the processes' own pages: health, metrics, doctor. Beyond this machine, for Prometheus, it needs API keys.",
+    ),
+    Setting(
         "fleet.port",
         Kind.COUNT,
         0,
-        "First loopback port of the processes' own health and metrics pages: process i listens on this plus i; 0: free ones.",
+        "First port of the processes' own health and metrics pages: process i listens on this plus i; 0: free ones.",
     ),
     *_of_dataclass("policy", ClientPolicy, POLICY_HELP),
     *_of_dataclass("egress", EgressPolicy, EGRESS_HELP),

@@ -64,7 +64,7 @@ def worker(
     siblings: SiblingsOption = None,
     sibling_count: ChildOption = None,
 ) -> None:
-    """Deliver events that others accept, until SIGTERM or SIGINT; then drain. Serves health and metrics on loopback only."""
+    """Deliver events that others accept, until SIGTERM or SIGINT; then drain. Serves health and metrics at fleet.host and fleet.port."""
     given = {"GATEPOST_DATABASE": database, "GATEPOST_FLEET_PROCESSES": processes}
     _run("worker", config, given, _place(False, child, parent_fd, None, siblings, sibling_count))
 
