@@ -20,8 +20,9 @@ quote = encode_basestring_ascii
 
 LIMITS_KEPT_MAX: Final = 4_096
 """Texts of limits remembered, as many as the dispatcher keeps sets of limits; emptied when full."""
-WORDS_KEPT_MAX: Final = 8_192
-"""Texts of either part of a line remembered, some 1 kB each; emptied when full, as with more busy endpoints than that."""
+WORDS_KEPT_MAX: Final = 1_024
+"""Texts of either part of a line remembered, at most some 1 kB each; emptied when full. There are tens in practice: kinds of ends, and
+sets of limits with event types."""
 
 
 class LineFormat(Protocol):
@@ -63,8 +64,8 @@ class Stamp:
 class JsonFormat:
     """One JSON object a line.
 
-    Most of a line says the same for attempt after attempt of one endpoint: those words are written once and remembered, in two
-    parts (how it ended and where; what was decided under which limits), and only figures and ids are new.
+    Much of a line says the same for attempt after attempt, whoever it is for: those words are written once and remembered, in two
+    parts (how it ended; what was decided under which limits), and only figures, ids and names are new.
     """
 
     __slots__ = ("_decisions", "_due", "_ends", "_limits")
@@ -88,13 +89,9 @@ class JsonFormat:
         o = observation
         end = (
             level,
-            o.host,
             o.outcome,
             o.reason,
             o.status,
-            o.endpoint_id,
-            o.tenant,
-            o.address,
             o.phase,
             o.retry_safety,
             o.blame,
@@ -109,8 +106,10 @@ class JsonFormat:
         if words is None:
             words = _kept(self._ends, end, _end_words(level, o, sample_rate))
         phases = ",".join([f'"{phase}":{seconds * 1e3:.3f}' for phase, seconds in o.phases.items()])
+        address = "null" if o.address is None else f'"{o.address}"'
         line = (
-            f'{{"at":"{stamp}",{words},"elapsed_ms":{o.elapsed * 1e3:.3f},"phases_ms":{{{phases}}},'
+            f'{{"at":"{stamp}",{words},"host":{quote(o.host)},"address":{address},"endpoint_id":{_text(o.endpoint_id)},'
+            f'"tenant":{_text(o.tenant)},"elapsed_ms":{o.elapsed * 1e3:.3f},"phases_ms":{{{phases}}},'
             f'"bytes_sent":{o.bytes_sent}'
         )
         if decision is None:
@@ -126,8 +125,6 @@ class JsonFormat:
             limits,
             d.breaker,
             d.cap,
-            d.part,
-            d.epoch,
             d.worker,
         )
         words = self._decisions.get(decided)
@@ -142,7 +139,7 @@ class JsonFormat:
         trace = _NO_TRACE if d.span is None and d.trace is None else _trace_words(d)
         return (
             f'{line},"event_id":"{d.event_id}","delivery_id":"{d.delivery_id}","waited_ms":{d.waited * 1e3:.3f},'
-            f'{later},{words},"body_bytes":{d.body_bytes},{trace}}}'
+            f'{later},{words},"part":{d.part},"epoch":{d.epoch},"body_bytes":{d.body_bytes},{trace}}}'
         )
 
     def _limits_text(self, limits: Mapping[str, tuple[float, str]] | None) -> str:
@@ -217,15 +214,13 @@ class ConsoleFormat:
 
 
 def _end_words(level: str, o: AttemptObservation, sample_rate: float) -> str:
-    """How an attempt ended, and where."""
+    """How an attempt ended."""
     status = "null" if o.status is None else o.status
-    address = "null" if o.address is None else f'"{o.address}"'
     fault = "null" if o.body_fault is None else f'"{o.body_fault}"'
     return (
         f'"level":"{level}","event":"attempt","outcome":"{o.outcome}",'
         f'"delivered":{_flag(o.delivered)},"status":{status},"phase":"{o.phase}","reason":"{o.reason}",'
-        f'"retry_safety":"{o.retry_safety}","blame":"{o.blame}","host":{quote(o.host)},"address":{address},'
-        f'"endpoint_id":{_text(o.endpoint_id)},"tenant":{_text(o.tenant)},"reused":{_flag(o.reused)},'
+        f'"retry_safety":"{o.retry_safety}","blame":"{o.blame}","reused":{_flag(o.reused)},'
         f'"stale_retry":{_flag(o.stale_retry)},"body_fault":{fault},"lagged":{_flag(o.lagged)},'
         f'"sample_rate":{sample_rate:g}'
     )
@@ -237,8 +232,8 @@ def _decision_words(d: DeliveryObservation, limits: str) -> str:
     cap = "null" if d.cap is None else d.cap
     return (
         f'"event_type":{quote(d.event_type)},"attempt":{d.attempt_number},"decision":"{d.decision}","why":"{d.why}",'
-        f'"policy_version":{d.policy_version},"limits":{limits},"breaker":{breaker},"cap":{cap},"part":{d.part},'
-        f'"epoch":{d.epoch},"worker":{quote(d.worker)}'
+        f'"policy_version":{d.policy_version},"limits":{limits},"breaker":{breaker},"cap":{cap},'
+        f'"worker":{quote(d.worker)}'
     )
 
 
