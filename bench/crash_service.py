@@ -1,4 +1,7 @@
-"""A real `gatepost serve` as a process that can be killed and started again on the same file and port. Used by `bench.crash`."""
+"""A real `gatepost serve` as a process that can be killed and started again on the same file and port.
+
+Used by `bench.crash` and `bench.soak`.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,8 @@ STOP_LIMIT: Final = 60.0
 class ServeProcess:
     """`with ServeProcess(database, directory) as service: service.start()`; its log goes to a file in `directory`."""
 
-    def __init__(self, database: Path, directory: Path) -> None:
+    def __init__(self, database: Path, directory: Path, **settings: str) -> None:
+        """`settings`: more of the environment, `GATEPOST_…`."""
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = int(free.getsockname()[1])
         self._log = directory / "serve.log"
@@ -36,6 +40,7 @@ class ServeProcess:
             "GATEPOST_EGRESS_SCHEMES": "https,http",
             "GATEPOST_EGRESS_ALLOW_CIDRS": "127.0.0.0/8",
             "GATEPOST_LOG_ATTEMPTS": "failures",
+            **settings,
         }
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -52,6 +57,12 @@ class ServeProcess:
     def url(self) -> str:
         """Where the API listens, the same after each start."""
         return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """Of the process that runs now."""
+        assert self._process is not None
+        return self._process.pid
 
     def start(self) -> float:
         """Start, wait until ready, and return the seconds it took."""

@@ -162,6 +162,7 @@ def watch_dispatcher(metrics: Metrics, dispatcher: Dispatcher, clock: Clock) -> 
     metrics.watch("gatepost_clock_skew_seconds", lambda: snapshot.queue.clock_skew)
     metrics.watch("gatepost_results_waiting", lambda: snapshot.queue.results_waiting)
     metrics.watch("gatepost_queue_buffered", lambda: snapshot.queue.scheduler.buffered)
+    metrics.watch("gatepost_tasks", lambda: len(asyncio.all_tasks()))
     metrics.watch("gatepost_event_loop_lag_seconds", lambda: dispatcher.lag.window.worst)
     metrics.watch("gatepost_event_loop_late", lambda: dispatcher.lag.late)
     _watch_limits(metrics, dispatcher, snapshot)

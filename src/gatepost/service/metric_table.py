@@ -202,6 +202,7 @@ _PROCESS: Final = (
     ),
     _gauge("gatepost_event_loop_lag_seconds", Merge.EACH, "How late the event loop ran at worst in the last second."),
     _gauge("gatepost_event_loop_late", Merge.EACH, "1 while the loop is late and new attempts are held back."),
+    _gauge("gatepost_tasks", Merge.SUM, "Tasks of the event loop; they follow the load, and never just grow."),
     _gauge("gatepost_process_up", Merge.EACH, "1: it answered this scrape within 250 ms; 0: it hangs or is gone."),
     _gauge("gatepost_process_start_time_seconds", Merge.EACH, "When it started, in seconds since 1970."),
     _counter("gatepost_operational_events_total", "Things an operator should know, by kind.", "kind"),
