@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable
 
 import pytest
@@ -108,8 +109,23 @@ def test_half_of_the_attempts_failing_opens_it() -> None:
 def test_a_small_cap_lowers_the_minimum() -> None:
     """With two in flight at a time, ten failures would take five rounds of a full timeout."""
     breaker = Breaker()
-    assert not fail(breaker, cap=2)
-    assert fail(breaker, cap=2)
+    assert [fail(breaker, cap=2) for _ in range(3)] == [False, False, True]
+    breaker = Breaker()
+    assert [fail(breaker, cap=4) for _ in range(4)] == [False, False, False, True]
+    breaker = Breaker()
+    succeed(breaker, cap=4)
+    assert [fail(breaker, cap=4) for _ in range(6)] == [False] * 5 + [True], "one success asks for more proof: 6 of 7"
+
+
+@pytest.mark.parametrize("cap", [1, 2, 3, 4, 6, 10, 20])
+def test_failures_by_lot_hardly_ever_open_it_whatever_the_cap(cap: int) -> None:
+    """A tenth of the attempts fails at random, as many endpoints have it for weeks: at most one in 200 opens in its first sixty."""
+    dice = random.Random(cap)
+    opened_ = 0
+    for _ in range(2_000):
+        breaker = Breaker()
+        opened_ += any(fail(breaker, cap=cap) if dice.random() < 0.1 else succeed(breaker, cap=cap) for _ in range(60))
+    assert opened_ <= 10
 
 
 def test_five_timeouts_in_a_row_open_it() -> None:

@@ -105,7 +105,8 @@ class BreakerRules:
     mode: BreakerMode = BreakerMode.ON
     judge: Judge = Judge.SHARE
     calls_min: int = 10
-    """Attempts in the window before shares are judged; a smaller cap lowers it."""
+    """Attempts in the window before shares are judged. A smaller cap lowers it; of fewer than these, the share of failures must be
+    proven (lower bound of 95 %): 3 of 3, 4 of 4, 6 of 7. So 10 % of failures by lot open it one time in 400, whatever the cap."""
     failure_share: float = 0.5
     slow_share: float = 0.5
     slow_window: int = 20
@@ -320,7 +321,12 @@ class Breaker:
                 return True
             if rules.judge is Judge.WILSON:
                 return False
-        return count >= min(rules.calls_min, cap) and failures >= rules.failure_share * count
+        if count < min(rules.calls_min, cap):
+            return False
+        if count < rules.calls_min:
+            # A plain share of so few is chance: two of four fail by lot one time in twenty at a true rate of 10 %.
+            return wilson_lower(failures, count) > rules.failure_share
+        return failures >= rules.failure_share * count
 
     def _too_slow(self, cap: int, in_flight: int, rules: BreakerRules) -> bool:
         window = self._window
