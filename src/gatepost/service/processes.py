@@ -169,6 +169,8 @@ class Parent:
         if self._stop.is_set():
             self._logs.entry("warning", "stopped", f"second {number.name}: leaving without settling")
             self._signal_all(signal.SIGKILL)
+            if self._siblings is not None:
+                remove_directory(self._siblings)
             self._logs.close()
             os._exit(128 + number)
         self._stop.set()
