@@ -12,7 +12,7 @@ from gatepost.admission.rollout import RolloutPlan, Stage, cohort_of
 from gatepost.delivery.policy_layers import LayerName, LayerValue
 from gatepost.delivery.records import Endpoint
 from gatepost.dispatch.dispatcher import Dispatcher, DispatcherSettings
-from gatepost.errors import Conflict
+from gatepost.errors import ConfigurationError, Conflict
 from gatepost.testing.fake_client import responds, silent
 from tests.simulation.fleet import Fleet
 from tests.simulation.harness import UNGUARDED, Simulation
@@ -208,6 +208,70 @@ def test_an_operator_advances_aborts_and_takes_back_one_endpoint_or_all() -> Non
             await second.policies.abort_rollout(by=BY, why=WHY)
 
     fleet.run(main)
+
+
+def test_two_operators_who_say_go_on_at_once_mean_one_step() -> None:
+    """The second would push a stage on that nobody has looked at."""
+    fleet = Fleet()
+
+    async def main(fleet: Fleet) -> None:
+        first, second, _ = await two(fleet)
+        await first.policies.begin_rollout(TIGHT, QUICK, by=BY, why=WHY)
+        results = await asyncio.gather(
+            *(gp.policies.advance_rollout(["a-1", "b-1"], by=BY, why=WHY, step=0) for gp in (first, second)),
+            return_exceptions=True,
+        )
+        refused = [result for result in results if isinstance(result, Conflict)]
+        assert len(refused) == 1
+        assert "meanwhile" in str(refused[0])
+        rollout = first.policies.book.rollout
+        assert rollout is not None
+        assert rollout.stage is Stage.CANARY
+
+    fleet.run(main)
+
+
+def test_overrides_of_endpoints_that_are_gone_or_refused_leave_a_history_of_the_others() -> None:
+    """An endpoint is deleted while a report is read; the overrides before and after it are in force, so the history says so."""
+    simulation = Simulation()
+
+    async def main(simulation: Simulation) -> None:
+        async with simulation.dispatcher() as gp:
+            kept = [await gp.endpoints.create(f"https://{name}.receivers.net/") for name in "abc"]
+            gone = await gp.endpoints.create("https://gone.receivers.net/")
+            await gp.endpoints.delete(gone.id)
+            one, other, wrong = (endpoint.id for endpoint in kept)
+            own = {"read_timeout": 9.0}
+            assert await gp.policies.override({one: own, gone.id: own, other: own}, by=BY, why=WHY) == 2
+            action = (await gp.policies.history())[0].action
+            assert action == f"override 2: {one} read_timeout=9, {other} read_timeout=9"
+            with pytest.raises(ConfigurationError):
+                await gp.policies.override({one: {"write_timeout": 4.0}, wrong: {"read_timeout": -1.0}}, by=BY, why=WHY)
+            assert (await gp.policies.history())[0].action == f"override {one} write_timeout=4"
+            with pytest.raises(ConfigurationError, match="say why"):
+                await gp.policies.override({other: {"write_timeout": 4.0}}, by=BY, why=" ")
+            assert gp.policies.explain(other).effective.of("write_timeout").layer == "built_in"
+
+    simulation.run(main)
+
+
+def test_a_review_comes_an_hour_after_a_start_and_keeps_only_what_does_not_fit() -> None:
+    """A process that is deployed every few days would never come to a weekly one."""
+    simulation = Simulation()
+
+    async def main(simulation: Simulation) -> None:
+        async with simulation.dispatcher(settings=DispatcherSettings(limits=UNGUARDED)) as gp:
+            slow = await gp.endpoints.create("https://slow.receivers.net/")
+            simulation.client.on(slow.url, responds(200, delay=6.0))
+            await publish_for(gp, 600, 10)
+            began = simulation.clock.wall_us()
+            await asyncio.sleep(3_700)
+            (found,) = await gp.policy_reports.review()
+            assert [phase.since < began + 3_600_000_000 for phase in found.review.phases if phase.fit != "fits"] == [
+                True
+            ]
+
+    simulation.run(main)
 
 
 def test_what_endpoints_count_goes_on_with_their_next_owner() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gatepost.admission.compare import Case, Ending, Finding, Verdict, compare
+from gatepost.admission.compare import CONFIDENT, SURE, Case, Ending, Finding, Verdict, compare, student
 from gatepost.admission.policy_book import PolicyBook
 from gatepost.admission.rollout import (
     Abort,
@@ -89,6 +89,36 @@ def test_the_night_is_that_of_the_zone_that_was_named() -> None:
     assert RolloutPlan(cohort_hold=5.0, night=None).held_until(Stage.COHORT, NOON) == NOON + 5_000_000
 
 
+def test_a_night_may_cross_midnight_and_is_whole_where_clocks_change() -> None:
+    """Batches often begin at ten in the evening. An hour more on each side covers a zone in summer and in winter."""
+    plan = RolloutPlan(cohort_hold=0.0, night=(22.0, 5.0))
+    assert plan.held_until(Stage.COHORT, NOON) == NOON + 17 * HOUR
+    assert plan.held_until(Stage.COHORT, NOON + 10 * HOUR) == NOON + 17 * HOUR
+    assert plan.held_until(Stage.COHORT, NOON + 11 * HOUR) == NOON + 41 * HOUR
+    assert replace(plan, utc_offset=-5.0).held_until(Stage.COHORT, NOON) == NOON + 22 * HOUR
+    assert RolloutPlan(cohort_hold=0.0, night=(20.0, 24.0)).held_until(Stage.COHORT, NOON) == NOON + 12 * HOUR
+    assert RolloutPlan(cohort_hold=0.0, night=(0.0, 24.0)).held_until(Stage.COHORT, NOON) == NOON + 36 * HOUR
+    for night in ((6.0, 6.0), (0.0, 25.0), (-1.0, 5.0)):
+        with pytest.raises(ConfigurationError, match="two hours of the day"):
+            RolloutPlan(night=night)
+
+
+def test_a_canary_is_one_process_where_several_have_one_name() -> None:
+    """Replicas of a container have one configuration, and so one name: a stage on all of them would be no canary."""
+    same = ("m-1", "m-2", "m-3")
+    after = following(rollout(), same, NOON, "")
+    assert (after.stage, after.canary, after.canary_exact) == (Stage.CANARY, "m-1", True)
+    book = PolicyBook(rollout=rollout()).at(after)
+    assert [book.is_canary(one) for one in (*same, "m-9")] == [True, False, False, False]
+    assert PolicyBook.from_text(book.to_text()) == book
+    assert "abort" in stayed(step(after, evidence(GOOD, processes=same[1:]), NOON + 2 * DAY))
+    named = following(replace(rollout(), canary="m-2"), same, NOON, "")
+    assert (named.canary, named.canary_exact) == ("m-2", True)
+    alone = following(rollout(), PROCESSES, NOON, "")
+    assert (alone.canary, alone.canary_exact) == ("a-1", False)
+    assert not PolicyBook(rollout=after).at(abort(after, "w", NOON)).is_canary("m-1")
+
+
 def test_every_stage_waits_for_its_hold_and_a_good_verdict() -> None:
     """Shadow, canary, three cohorts, all: nothing goes on by time alone, and an inconclusive verdict never does."""
     now = NOON
@@ -159,7 +189,7 @@ def test_an_end_is_an_end_except_that_all_may_still_be_aborted() -> None:
         ({"shares": (0.5, 0.1)}, "rising"),
         ({"shares": ()}, "rising"),
         ({"shares": (0.5, 1.0)}, "rising"),
-        ({"night": (6.0, 0.0)}, "two hours"),
+        ({"night": (6.0, 6.0)}, "two hours"),
         ({"utc_offset": 15.0}, "hours from"),
         ({"tolerance": 0.0}, "above 0"),
         ({"canary_hold": -1.0}, "write seconds"),
@@ -313,3 +343,21 @@ def test_volumes_are_compared_with_their_like() -> None:
     found = compare(quiet + busy)
     assert [stratum.least for stratum in found.strata] == [10]
     assert found.control == 20
+
+
+def test_a_verdict_of_few_endpoints_allows_for_knowing_their_spread_badly_too() -> None:
+    """By the normal distribution ten endpoints that differ by nothing would be called harmful in one comparison of twelve."""
+    for freedom, at_95, at_999 in ((4.0, 2.776, 8.610), (8.0, 2.306, 5.041), (30.0, 2.042, 3.646)):
+        assert student(CONFIDENT, freedom) == pytest.approx(at_95, rel=0.02)
+        assert student(SURE, freedom) == pytest.approx(at_999, rel=0.02)
+    false_alarms = 0
+    for seed in range(600):
+        dice = SeededEntropy(seed)
+        cases = []
+        for number in range(10):
+            share = 0.25 * dice.uniform()  # each has a bad hour of its own, or has not
+            cases.append(Case(number % 2 == 0, Ending(10_000, 0), Ending(10_000, round(10_000 * share))))
+        found = compare(cases, 0.000_001)
+        assert min(found.treated, found.control) == 5
+        false_alarms += found.finding is Finding.BAD
+    assert false_alarms <= 600 * 0.04, "one-sided, 2.5 % are expected"

@@ -88,7 +88,7 @@ def count(record: bytearray, attempt: Attempt, now: int) -> None:
         record[at] = low + 1
     else:
         _carry(record, at)
-    if low >= EVERY_ONE and low % ONE_IN or attempt.lagged or (attempt.blame is _US and not attempt.delivered):
+    if (low >= EVERY_ONE and low % ONE_IN) or attempt.lagged or (attempt.blame is _US and not attempt.delivered):
         return
     phases = attempt.phases
     whole = attempt.status is not None

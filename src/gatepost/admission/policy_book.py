@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final
 
-from gatepost.admission.rollout import Rollout, RolloutPlan, Stage, abort, stem
+from gatepost.admission.rollout import Rollout, RolloutPlan, Stage, abort, names_process
 from gatepost.delivery.policy_layers import (
     NO_VALUES,
     TIERS,
@@ -41,6 +41,8 @@ class PolicyBook:
     canary: Values = field(default_factory=dict)
     canary_process: str | None = None
     """Name of the process that has the canary's values; what is drawn at each start does not count."""
+    canary_exact: bool = False
+    """Only that run of it: others go by the same name."""
     shadow: Values = field(default_factory=dict)
     """Values that are only tried: each delivery says whether they would have ended it."""
     shadow_number: int = 0
@@ -70,7 +72,14 @@ class PolicyBook:
     @property
     def in_layers(self) -> tuple[object, ...]:
         """What is in force by it: two books with the same are the same to every attempt."""
-        return dict(self.fleet), dict(self.cohort), self.cohort_share, dict(self.canary), self.canary_process
+        return (
+            dict(self.fleet),
+            dict(self.cohort),
+            self.cohort_share,
+            dict(self.canary),
+            self.canary_process,
+            self.canary_exact,
+        )
 
     def in_cohort(self, place: float) -> bool:
         """The cohort's values are in force for an endpoint at this place."""
@@ -78,7 +87,7 @@ class PolicyBook:
 
     def is_canary(self, process: str) -> bool:
         """The canary's values are in force in this process."""
-        return bool(self.canary) and self.canary_process is not None and stem(process) == stem(self.canary_process)
+        return bool(self.canary) and names_process(self.canary_process, self.canary_exact, process)
 
     def treats(self, place: float, process: str) -> bool:
         """An attempt of this endpoint in this process has the values of the rollout."""
@@ -149,11 +158,12 @@ class PolicyBook:
         """The layers that a stage of this rollout has."""
         before, values = self.rollout, rollout.values
         book = replace(self, rollout=rollout, cohort=NO_VALUES, cohort_share=0.0, canary=NO_VALUES, canary_process=None)
+        book = replace(book, canary_exact=False)
         if before is not None and before.stage is Stage.SHADOW and rollout.stage is not Stage.SHADOW:
             book = replace(book, shadow=NO_VALUES)
         match rollout.stage:
             case Stage.CANARY:
-                return replace(book, canary=values, canary_process=rollout.canary)
+                return replace(book, canary=values, canary_process=rollout.canary, canary_exact=rollout.canary_exact)
             case Stage.COHORT:
                 return replace(book, cohort=values, cohort_share=rollout.share)
             case Stage.ALL:
@@ -187,6 +197,7 @@ class PolicyBook:
             cohort_share=cohort.cohort_share,
             canary=canary.canary,
             canary_process=canary.canary_process,
+            canary_exact=canary.canary_exact,
             shadow=NO_VALUES,
             rollout=rollout,
         )
@@ -200,6 +211,7 @@ class PolicyBook:
         }
         document["cohort_share"] = self.cohort_share
         document["canary_process"] = self.canary_process
+        document["canary_exact"] = self.canary_exact
         document["shadow_number"] = self.shadow_number
         if self.rollout is not None:
             rollout = {one.name: getattr(self.rollout, one.name) for one in fields(Rollout)}
@@ -219,7 +231,7 @@ class PolicyBook:
         """What `to_text` wrote. Unknown fields are left out, so that the next version's document can be read."""
         document = json.loads(text)
         given: dict[str, Any] = {name: _values(document.get(name, {})) for name in _STORED_FIELDS}
-        for name in ("cohort_share", "canary_process", "shadow_number"):
+        for name in ("cohort_share", "canary_process", "canary_exact", "shadow_number"):
             if name in document:
                 given[name] = document[name]
         if document.get("rollout") is not None:

@@ -52,9 +52,10 @@ class RolloutPlan:
     cohort_hold: float = HOLD
     shares: tuple[float, ...] = SHARES
     night: tuple[float, float] | None = NIGHT
-    """Hours of the day, by UTC plus `utc_offset`; None: no stage needs a night."""
+    """Hours of the day, by UTC plus `utc_offset`, from the first to the second, over midnight where that is the smaller one; None: no
+    stage needs a night."""
     utc_offset: float = 0.0
-    """Hours."""
+    """Hours. It stands still when clocks change: a zone that has summer time writes a night an hour longer."""
     tolerance: float = TOLERANCE
 
     def __post_init__(self) -> None:
@@ -66,8 +67,10 @@ class RolloutPlan:
             raise ConfigurationError(
                 f"shares={list(self.shares)}: write 1 to {SHARES_MAX} rising shares of the endpoints, for example 0.01,0.1,0.5"
             )
-        if self.night is not None and not (0 <= self.night[0] < self.night[1] <= 24):
-            raise ConfigurationError(f"night={list(self.night)}: write two hours of one day, for example 0,6")
+        if self.night is not None and (
+            not all(0 <= hour <= 24 for hour in self.night) or self.night[0] == self.night[1]
+        ):
+            raise ConfigurationError(f"night={list(self.night)}: write two hours of the day, for example 0,6 or 22,5")
         if not -14 <= self.utc_offset <= 14:
             raise ConfigurationError(f"utc_offset={self.utc_offset}: write hours from -14 to 14")
         if not 0 < self.tolerance <= 1:
@@ -98,7 +101,7 @@ class RolloutPlan:
         begins = midnight + first
         if begins < since + shift:
             begins += _DAY_US
-        return max(until, begins + last - first - shift)
+        return max(until, begins + ((last - first) % _DAY_US or _DAY_US) - shift)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,8 @@ class Rollout:
     """Of the endpoints that have the new values, while in cohorts."""
     canary: str | None = None
     """The process that has them, while it is the canary."""
+    canary_exact: bool = False
+    """Other processes were alive under the same name when it was chosen: it is this one run of it, and no restart of it is."""
     skipped: str = ""
     """Why there was no canary."""
     told: str = ""
@@ -138,6 +143,10 @@ class Rollout:
     def mark(self) -> str:
         """Names the stage, in what endpoints remember of it."""
         return f"{self.number}.{self.step}"
+
+    def is_canary(self, process: str) -> bool:
+        """The process is the canary: the one that was named, or where that name was nobody else's, its successor."""
+        return names_process(self.canary, self.canary_exact, process)
 
     def same(self, mark: str) -> bool:
         """It is a stage of this rollout that is named so."""
@@ -196,6 +205,21 @@ def stem(process: str) -> str:
     return process.rpartition("-")[0] or process
 
 
+def names_process(name: str | None, exact: bool, process: str) -> bool:
+    """`process` is the one that was called `name` (None: nobody was), or unless `exact` one that was started anew under its name."""
+    return name is not None and (process == name if exact else stem(process) == stem(name))
+
+
+def choose_canary(wanted: str | None, processes: tuple[str, ...]) -> tuple[str, bool]:
+    """A canary among those alive, and whether only that run of it is one, because others go by the same name: a canary is one process.
+    One that is not alive is waited for."""
+    name = wanted or min(processes)
+    alike = sorted(one for one in processes if stem(one) == stem(name))
+    if len(alike) < 2:
+        return name, False
+    return (name if name in alike else alike[0]), True
+
+
 def step(rollout: Rollout, evidence: Evidence, now: int) -> Step:
     """What to do with a running rollout. Raises `ValueError` for one that has ended."""
     if not rollout.running:
@@ -203,8 +227,13 @@ def step(rollout: Rollout, evidence: Evidence, now: int) -> Step:
     verdict = evidence.verdict
     if verdict is not None and (verdict.sure_low > 0 and verdict.effect > rollout.plan.tolerance):
         return Abort(abort(rollout, f"it makes deliveries fail: {verdict}", now))
-    if rollout.stage is Stage.CANARY and not any(stem(one) == stem(rollout.canary or "") for one in evidence.processes):
-        return Stay(f"the canary {rollout.canary} is not alive: start it again, or abort", None)
+    if rollout.stage is Stage.CANARY and not any(rollout.is_canary(one) for one in evidence.processes):
+        mend = (
+            "others have its name, so that none can take its place: abort"
+            if rollout.canary_exact
+            else "start it again, or abort"
+        )
+        return Stay(f"the canary {rollout.canary} is not alive: {mend}", None)
     until = rollout.plan.held_until(rollout.stage, rollout.stage_at)
     if now < until:
         return Stay(_so_far(rollout, evidence), until)
@@ -237,10 +266,11 @@ def following(rollout: Rollout, processes: tuple[str, ...], now: int, told: str)
     fresh = replace(rollout, stage_at=now, step=rollout.step + 1, told=told)
     match rollout.stage:
         case Stage.SHADOW:
-            if len({stem(one) for one in processes}) < 2:
+            if len(set(processes)) < 2:
                 skipped = "there is one process only: it has no peers to be compared with"
                 return replace(fresh, stage=Stage.COHORT, share=plan.shares[0], skipped=skipped)
-            return replace(fresh, stage=Stage.CANARY, canary=rollout.canary or min(processes))
+            canary, exact = choose_canary(rollout.canary, processes)
+            return replace(fresh, stage=Stage.CANARY, canary=canary, canary_exact=exact)
         case Stage.CANARY:
             return replace(fresh, stage=Stage.COHORT, share=plan.shares[0])
         case Stage.COHORT:

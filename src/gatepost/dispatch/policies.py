@@ -17,7 +17,7 @@ from typing import Final
 from gatepost.admission.adapt import AdaptMode
 from gatepost.admission.endpoint_limits import EndpointStatistics
 from gatepost.admission.policy_book import PolicyBook
-from gatepost.admission.rollout import Rollout, RolloutPlan, Stage, following
+from gatepost.admission.rollout import Rollout, RolloutPlan, Stage, following, stem
 from gatepost.delivery.budget import strict_fault, window_fault
 from gatepost.delivery.ids import ENDPOINT, decode_id
 from gatepost.delivery.policy_layers import (
@@ -157,6 +157,7 @@ class Policies:
         if not values:
             raise ConfigurationError("write what to set, for example read_timeout=8")
         signed = self._signed(values, by, why)
+        alive = [info.node.name for info in await self._store.nodes()] if layer is LayerName.CANARY else []
 
         def changed(book: PolicyBook) -> PolicyBook:
             made = book.set(layer, signed)
@@ -169,7 +170,14 @@ class Policies:
                 name = process or book.canary_process
                 if not name:
                     raise ConfigurationError("process: write the canary's name, as `gatepost status` shows it")
-                return replace(made, canary_process=name)
+                if process is None:
+                    return made
+                alike = sorted(one for one in alive if stem(one) == stem(name))
+                if len(alike) > 1 and name not in alike:
+                    raise ConfigurationError(
+                        f"process={name}: several go by that name, write one of {', '.join(alike)}"
+                    )
+                return replace(made, canary_process=name, canary_exact=len(alike) > 1)
             return made
 
         for name, given in signed.items():
@@ -230,18 +238,22 @@ class Policies:
 
         An endpoint that is gone by now is left out.
         """
+        _check_reason(why, by)  # before the first of them is written
         given = {endpoint_id: own for endpoint_id, own in limits.items() if own}
-        written = []
-        for endpoint_id, own in given.items():
-            listed = self._listed(endpoint_id)
-            try:
-                await self._endpoints.update(endpoint_id, limits={**listed.endpoint.limits, **own})
-            except NotFound:
-                continue
-            written.append(f"{endpoint_id} {' '.join(f'{name}={value:g}' for name, value in own.items())}")
-        if written:
-            action = f"override {len(written)}: {', '.join(written)}" if len(written) > 1 else f"override {written[0]}"
-            await self._change(action, by, why, lambda book: book, force=True)
+        written: list[str] = []
+        try:
+            for endpoint_id, own in given.items():
+                try:
+                    listed = self._listed(endpoint_id)
+                    await self._endpoints.update(endpoint_id, limits={**listed.endpoint.limits, **own})
+                except NotFound:
+                    continue
+                written.append(f"{endpoint_id} {' '.join(f'{name}={value:g}' for name, value in own.items())}")
+        finally:  # those that were written are in force, whatever became of the next one
+            if written:
+                several = f"override {len(written)}: {', '.join(written)}"
+                action = several if len(written) > 1 else f"override {written[0]}"
+                await self._change(action, by, why, lambda book: book, force=True)
         return len(written)
 
     async def try_in_shadow(self, values: Mapping[str, LayerValue], *, by: str, why: str) -> PolicyChange:
@@ -276,13 +288,18 @@ class Policies:
         )
         return PolicyChange(version, ())
 
-    async def advance_rollout(self, processes: Sequence[str], *, by: str, why: str) -> PolicyChange:
-        """The next stage now, whatever hold and verdict say: an operator's word. Raises `Conflict` without a running rollout."""
+    async def advance_rollout(
+        self, processes: Sequence[str], *, by: str, why: str, step: int | None = None
+    ) -> PolicyChange:
+        """The next stage now, whatever hold and verdict say: an operator's word. Raises `Conflict` without a running rollout, and
+        when it is no longer at the `step` that the operator saw: two who say "go on" at once mean one step."""
         now = self._now()
 
         def advanced(book: PolicyBook) -> PolicyBook:
             if book.rollout is None:
                 raise Conflict("there is no rollout to advance")
+            if step is not None and book.rollout.step != step:
+                raise Conflict(f"the rollout went to its stage {book.rollout.stage} meanwhile: look at it again")
             return book.at(following(book.rollout, tuple(processes), now, f"advanced by {by}: {why}"))
 
         return PolicyChange(await self._change("rollout advance", by, why, advanced), ())
@@ -371,8 +388,7 @@ class Policies:
     async def _change(
         self, action: str, by: str, why: str, change: Callable[[PolicyBook], PolicyBook], *, force: bool = False
     ) -> int:
-        if not why.strip() or "\x00" in why + by + action:
-            raise ConfigurationError("why: say why, in words; whoever reads it in a year was not there")
+        _check_reason(why, by)
         for _ in range(CHANGE_TRIES):
             newest = await self._store.policy()
             book = change(PolicyBook() if newest is None else PolicyBook.from_text(newest.document))
@@ -440,6 +456,11 @@ def _learned(known: EndpointStatistics | None, listed: Listed) -> LearnedLimit |
     learned = known.learned
     in_force = known.read_timeout if learned.in_force and known.read_timeout != listed.policy.read_timeout else None
     return LearnedLimit(in_force, learned.learned_at, learned.text)
+
+
+def _check_reason(why: str, by: str) -> None:
+    if not why.strip() or "\x00" in why + by:
+        raise ConfigurationError("why: say why, in words; whoever reads it in a year was not there")
 
 
 def _written(values: Values) -> str:

@@ -168,7 +168,11 @@ class PolicyReports:
         if listed is None or value is None:
             return False
         reviewed = self._review(listed, watched_of(value), self._memory.get(number, REVIEW))
-        notes: dict[str, Value] = {phase.limit: [phase.fit.value, phase.since] for phase in reviewed.review.phases}
+        notes: dict[str, Value] = {
+            phase.limit: [phase.fit.value, phase.since]
+            for phase in reviewed.review.phases
+            if phase.fit is not Fit.FITS  # what fits is no news, and would be kept in memory for every endpoint
+        }
         self._memory.put(number, REVIEW, notes or None)
         return True
 

@@ -47,8 +47,8 @@ TURNS_MAX: Final = 20
 
 COUNTED_MAX: Final = 200_000
 """Endpoints whose counts are kept, as many as have their limits kept; of more, those counted first go."""
-TOLD_AT_ONCE: Final = 1_000
-"""Endpoints that one call of `tell` has written: in two transactions, at a tenth of what settling writes."""
+TOLD_AT_ONCE: Final = 500
+"""Endpoints that one call of `tell` has written: one transaction. More wait for the next call, or for their five minutes."""
 
 _NONE: Final = Ending()
 

@@ -21,12 +21,16 @@ from gatepost.errors import Conflict, GatepostError
 from gatepost.store.port import DeliveryStore
 
 LOOK_EVERY: Final = 30.0
-"""Seconds between looks at a rollout: what endpoints count is written within minutes."""
+"""Seconds between looks at a rollout."""
 ENDPOINTS_PER_SECOND: Final = 1_000
 """Endpoints read for a verdict, at most: with a hundred thousand it is looked at every hundred seconds."""
+TELL_EVERY: Final = 5.0
+"""Seconds between writes of what a shadow or a rollout counted here."""
 REST_EVERY: Final = 300.0
 REVIEW_EVERY: Final = 7 * 86_400.0
 """Seconds: consumers' deployments are days apart."""
+REVIEW_AFTER: Final = 3_600.0
+"""Seconds from a start to the first one: a process that is deployed every few days would never come to one else."""
 REVIEWED_AT_ONCE: Final = 200
 BY: Final = "rollout"
 """Who the history names for a step of its own."""
@@ -61,17 +65,21 @@ class RolloutLoop:
 
     async def run(self) -> None:
         """Look, rest, review; until cancelled."""
-        rested_at = reviewed_at = self._now()
+        looked_at = rested_at = self._now()
+        review_at = looked_at + round(REVIEW_AFTER * 1e6)
         while True:
-            await asyncio.sleep(max(LOOK_EVERY, self._policies.endpoint_count / ENDPOINTS_PER_SECOND))
+            await asyncio.sleep(TELL_EVERY)
             now = self._now()
-            if self._owns():
-                await self.look()
+            self._watch.tell()
+            if now - looked_at >= max(LOOK_EVERY, self._policies.endpoint_count / ENDPOINTS_PER_SECOND) * 1e6:
+                looked_at = now
+                if self._owns():
+                    await self.look()
             if now - rested_at >= REST_EVERY * 1e6:
                 rested_at = now
                 self._watch.rest()
-            if now - reviewed_at >= REVIEW_EVERY * 1e6:
-                reviewed_at = now
+            if now >= review_at:
+                review_at = now + round(REVIEW_EVERY * 1e6)
                 await self.review()
 
     async def look(self) -> str:

@@ -207,6 +207,14 @@ class PolicyReason(Body):
     why: Why
 
 
+class RolloutAdvance(PolicyReason):
+    """Why, and from where."""
+
+    step: int | None = Field(
+        None, description="`step` of the rollout as it was seen; refused when it is another one by now."
+    )
+
+
 class RolloutStart(Body):
     """What to roll out, and how. Durations in seconds."""
 

@@ -16,6 +16,7 @@ from gatepost.service.api.models import (
     PolicySet,
     PolicyShadow,
     PolicyValue,
+    RolloutAdvance,
     RolloutStart,
 )
 from gatepost.service.api.policy_views import (
@@ -185,11 +186,11 @@ async def start_rollout(service: ServiceDep, caller: CallerDep, body: RolloutSta
 
 
 @router.post("/rollout:advance")
-async def advance_rollout(service: ServiceDep, caller: CallerDep, body: PolicyReason) -> dict[str, Any]:
+async def advance_rollout(service: ServiceDep, caller: CallerDep, body: RolloutAdvance) -> dict[str, Any]:
     """The next stage now, whatever hold and verdict say."""
     caller.check_admin()
     nodes = [info.node.name for info in await service.store.nodes()]
-    change = await service.dispatcher.policies.advance_rollout(nodes, by=caller.actor, why=body.why)
+    change = await service.dispatcher.policies.advance_rollout(nodes, by=caller.actor, why=body.why, step=body.step)
     await service.audit(caller, "policy.rollout_advance", "*", None, body.why)
     return change_view(change)
 

@@ -69,6 +69,7 @@ def rollout_view(rollout: Rollout) -> dict[str, Any]:
     return {
         "number": rollout.number,
         "stage": rollout.stage.value,
+        "step": rollout.step,
         "limits": {name: value.value for name, value in rollout.values.items()},
         "share": rollout.share,
         "canary": rollout.canary,

@@ -74,7 +74,10 @@ def status(url: UrlOption = DEFAULT_URL, api_key: KeyOption = None, as_json: Jso
 @app.command()
 def advance(why: Why, url: UrlOption = DEFAULT_URL, api_key: KeyOption = None, as_json: JsonFlag = False) -> None:
     """Go to the next stage now, whatever hold and verdict say."""
-    print_change(ApiClient(url, api_key).call("POST", "/v1/policies/rollout:advance", {"why": why}), as_json)
+    api = ApiClient(url, api_key)
+    rollout = api.call("GET", "/v1/policies/rollout")["rollout"]
+    body = {"why": why, "step": None if rollout is None else rollout["step"]}
+    print_change(api.call("POST", "/v1/policies/rollout:advance", body), as_json)
 
 
 @app.command()

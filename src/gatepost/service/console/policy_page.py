@@ -202,7 +202,10 @@ async def advance_rollout(view: ViewDep) -> Response:
     view.access.check_admin()
     nodes = [info.node.name for info in await view.service.store.nodes()]
     why = _why(view.form)
-    change = await view.service.dispatcher.policies.advance_rollout(nodes, by=view.access.caller.actor, why=why)
+    seen = view.form.get("step", "")
+    change = await view.service.dispatcher.policies.advance_rollout(
+        nodes, by=view.access.caller.actor, why=why, step=int(seen) if seen.isdecimal() else None
+    )
     await view.audit("policy.rollout_advance", "*", None, why)
     return view.done("/policy/rollout", _said(change))
 
