@@ -179,8 +179,10 @@ def _watch_limits(metrics: Metrics, dispatcher: Dispatcher, snapshot: Snapshot) 
 
     def opened() -> dict[tuple[str, ...], float]:
         limits = snapshot.limits
-        found = {("endpoint", cause.value): float(count) for cause, count in limits.opened.items()}
-        return {**found, ("host", "setup"): float(limits.host_opened)}
+        found: dict[tuple[str, ...], float] = {("host", "setup"): float(limits.host_opened)}
+        for cause, count in limits.opened.items():
+            found["endpoint", cause.value] = float(count)
+        return found
 
     def named(found: Sequence[tuple[str, BreakerState]]) -> dict[tuple[str, ...], float]:
         return {(name,): 2.0 if state is BreakerState.OPEN else 1.0 for name, state in found}

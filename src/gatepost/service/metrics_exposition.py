@@ -126,7 +126,7 @@ def _by_label(metrics: Metrics, now: float) -> Snapshot:
 def _service(metrics: Metrics) -> Snapshot:
     return {
         "gatepost_policy_limit": {(name, metrics.process): float(limit) for name, limit in metrics.limits.items()},
-        "gatepost_decisions_total": dict(metrics.decisions),
+        "gatepost_decisions_total": {(decision, why): count for (decision, why), count in metrics.decisions.items()},
         "gatepost_dead_letters_total": {
             (why,): count for (decision, why), count in metrics.decisions.items() if decision == "dead_letter"
         },

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from gatepost.service.host_labels import HostSeries, Labels, Series
 from gatepost.service.metric_rows import Rows, Snapshot, from_json, lasting, merged, to_json
 from gatepost.service.metric_table import METRICS
 from gatepost.service.metrics import Metrics
@@ -106,7 +107,10 @@ class SharedMetrics:
     def _forget_strangers(self) -> None:
         """A predecessor's host or endpoint that lost its label is gone for good: should it come back, it starts from zero, as it
         would have without a restart."""
-        members = {"host": self._metrics.hosts, "endpoint": self._metrics.endpoints}
+        members: dict[str, Labels[HostSeries] | Labels[Series]] = {
+            "host": self._metrics.hosts,
+            "endpoint": self._metrics.endpoints,
+        }
         for name, rows in self._before.items():
             labels = METRICS[name].labels
             for label, known in members.items():
