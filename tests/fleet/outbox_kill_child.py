@@ -33,6 +33,10 @@ class Killing:
 
         return await self._source.take(body_max, without, judged)
 
+    async def erase(self, tenant: str) -> int:
+        """As the source does."""
+        return await self._source.erase(tenant)
+
     async def sweep(self, before_us: int) -> bool:
         return await self._source.sweep(before_us)
 

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
+import asyncpg
 import pytest
 from typer.testing import CliRunner
 
 from gatepost.dispatch.dispatcher import Dispatcher
 from gatepost.errors import NotFound
 from gatepost.service.cli.root import app
+from gatepost.store.outbox.schema import Dialect, outbox_statements
 from gatepost.testing.postgres_store import KEYS, gatepost_database
 from gatepost.testing.receiver import Receiver
 from tests.service.running import ADMIN_KEY, EGRESS, POLICY, Api, api, ok, problem, until
 
 PAYLOAD = "a payload that must not be found again"
+_ROW = f"INSERT INTO gatepost_outbox (event_id, tenant, done_at, type, created_at, body) VALUES (?, ?, ?, 'a', 1, '{PAYLOAD}')"
+_ROW_POSTGRES = _ROW.replace("?, ?, ?", "$1, $2, $3")
 
 
 async def settle_down(service: Api, tenant: str, state: str, count: int) -> None:
@@ -115,3 +121,33 @@ async def test_a_stopped_tenant_takes_no_events_and_starts_nothing(tmp_path: Pat
                 rows = await gp.store._pool.fetch(f"SELECT count(*) FROM {table} WHERE {column} = 'acme'")  # type: ignore[attr-defined]
                 assert rows[0][0] == 0, table
             assert await gp.store.backlog_of("other") == 20
+
+
+@pytest.mark.parametrize("dialect", ["sqlite", "postgres"])
+async def test_followed_outboxes_of_producers_are_erased_too(tmp_path: Path, dialect: Dialect) -> None:
+    """Rows that wait there, and those set aside, hold payloads as well; one that does not answer is named, and stops nothing."""
+    if dialect == "sqlite":
+        place = f"sqlite:///{tmp_path / 'shop.db'}"
+        shop = sqlite3.connect(tmp_path / "shop.db", isolation_level=None)
+        with closing(shop):
+            for statement in outbox_statements("sqlite"):
+                shop.execute(statement)
+            shop.executemany(_ROW, [(1, "acme", None), (2, "acme", -5), (3, "other", None)])
+    else:
+        place = await asyncio.to_thread(gatepost_database)  # its own outbox is like any other
+        producer = await asyncpg.connect(place)
+        for number, tenant, done in ((1, "acme", None), (2, "acme", -5), (3, "other", None)):
+            await producer.execute(_ROW_POSTGRES, number, tenant, done)
+    gone = [f"sqlite:///{tmp_path / 'gone.db'}"] if dialect == "sqlite" else []
+    async with Dispatcher.open(f"sqlite:///{tmp_path / 'own.db'}", outboxes=[place, *gone], egress=EGRESS) as gp:
+        await gp.endpoints.create("http://127.0.0.1:4444/hook", tenant="acme", probe=False)
+        receipt = await gp.tenants.purge("acme")
+    assert list(receipt.outboxes.values()) == [2, *(None for _ in gone)]
+    assert receipt.erased["endpoints"] == 1
+    if dialect == "sqlite":
+        with closing(sqlite3.connect(tmp_path / "shop.db")) as shop:
+            assert shop.execute("SELECT tenant FROM gatepost_outbox").fetchall() == [("other",)]
+        assert (tmp_path / "shop.db").read_bytes().count(PAYLOAD.encode()) == 1, "deleted content is overwritten"
+    else:
+        assert [row[0] for row in await producer.fetch("SELECT tenant FROM gatepost_outbox")] == ["other"]
+        await producer.close()

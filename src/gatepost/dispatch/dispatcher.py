@@ -280,7 +280,7 @@ class Dispatcher:
         self.deliveries: Final = Deliveries(store, self._worker, self._store_time, self._is_registered)
         self.dead_letters: Final = DeadLetters(store, self._worker, self._store_time, self._is_registered)
         self.tenants: Final = Tenants(
-            store, self._catalogue, self._worker, self._store_time, client.policy.attempt_budget
+            store, self._catalogue, self._worker, self._store_time, client.policy.attempt_budget, outboxes
         )
 
     @classmethod

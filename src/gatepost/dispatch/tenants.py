@@ -1,15 +1,17 @@
 """`dispatcher.tenants`: erase a tenant with everything it ever sent, while the service runs, and hand out a receipt.
 
-The tenant is stopped first (no events in, no attempts out), in every process; then its rows go in portions, its secrets and its
-record last. A run that was cut is repeated: the tenant stays stopped until then. What receivers got stays with them.
+The tenant is stopped first (no events in, no attempts out), in every process; then its rows go in portions, those in followed
+outboxes of producers too, its secrets and its record last. A run that was cut is repeated: the tenant stays stopped until then.
+What receivers got stays with them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from hashlib import sha256
 from typing import Final
@@ -18,6 +20,7 @@ from gatepost.delivery.records import Tenant
 from gatepost.dispatch.catalogue import Catalogue
 from gatepost.dispatch.keeper import Keeper
 from gatepost.errors import NotFound
+from gatepost.store.outbox.source import OutboxSource, OutboxUnavailable
 from gatepost.store.port import AuditEntry, Store
 from gatepost.store.rows import DeliveryFilter, TenantPurge
 
@@ -27,7 +30,11 @@ FOLLOWED_WITHIN: Final = 2.0
 """Seconds within which every process has heard of a change of the registry."""
 RECEIPTS_KEPT: Final = 100
 """Receipts of finished runs, for whoever asks again after a lost answer."""
+OUTBOX_PAUSES: Final = (0.0, 1.0, 2.0)
+"""Seconds before each try to erase a tenant in a producer's database."""
 COUNTED: Final = tuple(field.name for field in fields(TenantPurge) if field.name != "more")
+
+_log = logging.getLogger("gatepost.dispatch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +49,9 @@ class PurgeReceipt:
     """Rows by kind. A run that goes on with one that was cut counts its own."""
     resumed: bool
     """An earlier run had begun."""
+    outboxes: Mapping[str, int | None]
+    """Rows erased in each producer's database that is followed here, waiting ones and those set aside; None: it did not answer,
+    erase them by hand. Databases that nobody follows are not known, and not in the list."""
     digest: str
     """SHA-256 over the other fields as JSON with sorted keys; also in the audit log."""
 
@@ -50,13 +60,20 @@ class Tenants:
     """Erasing tenants. One run per tenant at a time; who asks meanwhile waits for the same one."""
 
     def __init__(
-        self, store: Store, catalogue: Catalogue, keeper: Keeper, store_time: Callable[[], int], attempt_budget: float
+        self,
+        store: Store,
+        catalogue: Catalogue,
+        keeper: Keeper,
+        store_time: Callable[[], int],
+        attempt_budget: float,
+        outboxes: Sequence[OutboxSource] = (),
     ) -> None:
         self._store = store
         self._catalogue = catalogue
         self._keeper = keeper
         self._store_time = store_time
         self._attempt_budget = attempt_budget
+        self._outboxes = outboxes
         self._runs: dict[str, asyncio.Task[PurgeReceipt]] = {}
         self._erased: dict[str, dict[str, int]] = {}
         self._receipts: OrderedDict[str, PurgeReceipt] = OrderedDict()
@@ -106,6 +123,7 @@ class Tenants:
                 await self._keeper.wait_quiet(number)
             if self._store.capabilities.shared:
                 await asyncio.sleep(FOLLOWED_WITHIN + self._attempt_budget)
+            outboxes = {source.place: await _erase_outbox(source, name) for source in self._outboxes}
             erased = await self._erase(name)
             for endpoint_id in ids:
                 await self._catalogue.refresh(endpoint_id)
@@ -114,7 +132,7 @@ class Tenants:
             self._erased.pop(name, None)
             for number in held:
                 self._keeper.let_go(number)
-        receipt = _receipt(name, started_at, self._store_time(), erased, resumed)
+        receipt = _receipt(name, started_at, self._store_time(), erased, resumed, outboxes)
         await self._store.audit(AuditEntry(receipt.finished_at, actor, "tenant.purge", name, name, receipt.digest))
         self._receipts[name] = receipt
         while len(self._receipts) > RECEIPTS_KEPT:
@@ -144,13 +162,32 @@ class Tenants:
             await asyncio.sleep(0)
 
 
-def _receipt(name: str, started_at: int, finished_at: int, erased: Mapping[str, int], resumed: bool) -> PurgeReceipt:
+async def _erase_outbox(source: OutboxSource, name: str) -> int | None:
+    """A producer's database that is down holds up no erasure: the receipt says so."""
+    for pause in OUTBOX_PAUSES:
+        await asyncio.sleep(pause)
+        try:
+            return await source.erase(name)
+        except OutboxUnavailable as error:
+            _log.warning("tenant %s is not erased in %s: %s", name, source.place, error)
+    return None
+
+
+def _receipt(
+    name: str,
+    started_at: int,
+    finished_at: int,
+    erased: Mapping[str, int],
+    resumed: bool,
+    outboxes: Mapping[str, int | None],
+) -> PurgeReceipt:
     content = {
         "tenant": name,
         "started_at": started_at,
         "finished_at": finished_at,
         "erased": dict(erased),
         "resumed": resumed,
+        "outboxes": dict(outboxes),
     }
     digest = sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-    return PurgeReceipt(name, started_at, finished_at, erased, resumed, digest)
+    return PurgeReceipt(name, started_at, finished_at, erased, resumed, outboxes, digest)

@@ -86,6 +86,7 @@ def purge_view(receipt: PurgeReceipt) -> dict[str, Any]:
         "finished_at": exact_time(receipt.finished_at),
         "erased": dict(receipt.erased),
         "resumed": receipt.resumed,
+        "outboxes": dict(receipt.outboxes),
         "digest": receipt.digest,
     }
 

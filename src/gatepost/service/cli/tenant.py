@@ -100,6 +100,12 @@ def purge(
     else:
         erased = answer.pop("erased")
         print_fields({**answer, **erased})
+    missed = [place for place, rows in answer["outboxes"].items() if rows is None]
+    if missed:
+        fail(
+            f"no answer from {', '.join(missed)}: erase there what gatepost_outbox holds of the tenant when it is back",
+            NOT,
+        )
 
 
 @keys.command("create")

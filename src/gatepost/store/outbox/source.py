@@ -86,6 +86,13 @@ class OutboxSource(Protocol):
         """Remove some rows that were put away before this instant (UTC microseconds); True: there may be more."""
         ...
 
+    async def erase(self, tenant: str) -> int:
+        """Remove all rows of a tenant, those that wait and those that were set aside; returns how many.
+
+        On a connection of its own, so from any process, beside whoever follows. Raises `OutboxUnavailable`; safe to repeat.
+        """
+        ...
+
     async def aclose(self) -> None:
         """Let go of the connection; `take` opens another. Idempotent."""
         ...

@@ -40,6 +40,7 @@ _SWEEP: Final = (
     f"DELETE FROM {TABLE} WHERE event_id IN (SELECT event_id FROM {TABLE}"  # noqa: S608
     " WHERE done_at IS NOT NULL AND abs(done_at) < $1 LIMIT $2)"
 )
+_ERASE: Final = f"DELETE FROM {TABLE} WHERE event_id IN (SELECT event_id FROM {TABLE} WHERE tenant = $1 LIMIT $2)"  # noqa: S608
 _LIMITS: Final = "; ".join(
     f"SET LOCAL {name} = '{TRANSACTION_MAX:.0f}s'"
     for name in ("statement_timeout", "idle_in_transaction_session_timeout")
@@ -113,6 +114,22 @@ class PostgresSource:
             raise self._explained(error) from error
         return bool(done == f"DELETE {SWEEP_ROWS}")
 
+    async def erase(self, tenant: str) -> int:
+        """In portions; one that a follower holds is waited for."""
+        erased = 0
+        try:
+            connection = await self._connect()
+            try:
+                while True:
+                    done = int((await connection.execute(_ERASE, tenant, SWEEP_ROWS)).rpartition(" ")[2])
+                    erased += done
+                    if not done:
+                        return erased
+            finally:
+                connection.terminate()
+        except _DRIVER_ERRORS as error:
+            raise self._explained(error) from error
+
     async def aclose(self) -> None:
         """Close."""
         connection, self._connection = self._connection, None
@@ -124,10 +141,13 @@ class PostgresSource:
 
     async def _connected(self) -> asyncpg.Connection[Any]:
         if self._connection is None or self._connection.is_closed():
-            self._connection = await asyncpg.connect(
-                self._address.url, timeout=CONNECT_MAX, command_timeout=TRANSACTION_MAX, statement_cache_size=0
-            )
+            self._connection = await self._connect()
         return self._connection
+
+    async def _connect(self) -> asyncpg.Connection[Any]:
+        return await asyncpg.connect(
+            self._address.url, timeout=CONNECT_MAX, command_timeout=TRANSACTION_MAX, statement_cache_size=0
+        )
 
     def _terminate(self) -> None:
         if self._connection is not None:

@@ -10,6 +10,7 @@ import asyncio
 import sqlite3
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Final, TypeVar
 from urllib.parse import quote
@@ -41,6 +42,9 @@ _SWEEP: Final = (
     f"DELETE FROM {TABLE} WHERE event_id IN (SELECT event_id FROM {TABLE}"  # noqa: S608
     " WHERE done_at IS NOT NULL AND abs(done_at) < ? LIMIT ?)"
 )
+_ERASE: Final = f"DELETE FROM {TABLE} WHERE tenant = ?"  # noqa: S608
+ERASE_BUSY_TIMEOUT: Final = 10.0
+"""Seconds to wait for a producer's transaction where nothing else waits for us."""
 
 T = TypeVar("T")
 
@@ -83,6 +87,10 @@ class SqliteSource:
 
         return await self._run(remove) or False
 
+    async def erase(self, tenant: str) -> int:
+        """What is deleted is overwritten, as in our own file."""
+        return await asyncio.to_thread(self._erase, tenant)
+
     async def aclose(self) -> None:
         """Close the file and end the thread."""
         if self._thread is not None:
@@ -110,6 +118,15 @@ class SqliteSource:
             name = getattr(error, "sqlite_errorname", type(error).__name__)
             what = str(missing_table()) if missing else f"{name}: {error}"
             raise OutboxUnavailable(f"{self.place}: {what}") from error
+
+    def _erase(self, tenant: str) -> int:
+        try:
+            with closing(_open(self._path, ERASE_BUSY_TIMEOUT)) as connection:
+                connection.execute("PRAGMA secure_delete = ON")
+                return connection.execute(_ERASE, (tenant,)).rowcount
+        except sqlite3.Error as error:
+            name = getattr(error, "sqlite_errorname", type(error).__name__)
+            raise OutboxUnavailable(f"{self.place}: {name}: {error}") from error
 
     def _has_table(self) -> bool:
         assert self._connection is not None
@@ -156,11 +173,7 @@ class SqliteSource:
 
     def _connected(self) -> sqlite3.Connection:
         if self._connection is None:
-            # Not created: a file that is not there is a wrong path, or a producer that has not started.
-            uri = f"file:{quote(str(Path(self._path).absolute()))}?mode=rw"
-            self._connection = sqlite3.connect(
-                uri, uri=True, timeout=BUSY_TIMEOUT, isolation_level=None, check_same_thread=False
-            )
+            self._connection = _open(self._path, BUSY_TIMEOUT)
             # One row with a broken text must not make all unreadable; it is refused for what it says.
             self._connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
         return self._connection
@@ -169,6 +182,12 @@ class SqliteSource:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _open(path: str, patience: float) -> sqlite3.Connection:
+    # Not created: a file that is not there is a wrong path, or a producer that has not started.
+    uri = f"file:{quote(str(Path(path).absolute()))}?mode=rw"
+    return sqlite3.connect(uri, uri=True, timeout=patience, isolation_level=None, check_same_thread=False)
 
 
 def _json(values: Collection[int] | Collection[str]) -> str:
