@@ -1,11 +1,10 @@
 """A histogram as one plain list: bucket counts, then the sum. Nothing is allocated per observation.
 
-`service.metrics` counts into it on the hot path (inlined there for the phases), `service.metrics_exposition` reads it.
+`service.metrics` counts into it on the hot path, written out there; `service.metrics_exposition` reads it.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final
 
@@ -40,12 +39,6 @@ Histogram = list[float]
 def new_histogram() -> Histogram:
     """An empty histogram over `BOUNDS`."""
     return [0.0] * (SUM + 1)
-
-
-def observe(histogram: Histogram, seconds: float) -> None:
-    """Count one duration."""
-    histogram[bisect_left(BOUNDS, seconds)] += 1
-    histogram[SUM] += seconds
 
 
 def cumulative(histogram: Sequence[float], bounds: Sequence[float] = BOUNDS) -> tuple[list[tuple[str, float]], float]:

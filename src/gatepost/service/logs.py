@@ -44,7 +44,7 @@ class Logs:
         console = style == "console" or (style == "auto" and out.isatty())
         self._format: LineFormat = ConsoleFormat() if console else JsonFormat()
         self._writer = LineWriter(out.fileno())
-        self._clock = clock
+        self._wall_us = clock.wall_us
         self._stamp = Stamp()
         self._level = _LEVELS[level]
         self._handler = _Handler(self)
@@ -58,7 +58,7 @@ class Logs:
     def entry(self, level: str, event: str, message: str, **fields: Value) -> None:
         """Write one line."""
         if _LEVELS[level] >= self._level:
-            stamp = self._stamp(self._clock.wall_us())
+            stamp = self._stamp(self._wall_us())
             self._writer.write(self._format.entry(stamp, level, event, message, fields))
 
     def table(self, event: str, message: str, rows: Sequence[tuple[str, Value, str]]) -> None:
@@ -79,7 +79,7 @@ class Logs:
         sample_rate: float = 1.0,
     ) -> None:
         """Write the line of one attempt, one of `sample_rate` of its kind."""
-        stamp = self._stamp(self._clock.wall_us())
+        stamp = self._stamp(self._wall_us())
         self._writer.write(self._format.attempt(stamp, level, observation, decision, sample_rate))
 
     def take_over(self) -> None:
@@ -135,8 +135,9 @@ class LogObserver:
 
     def delivery_decided(self, observation: DeliveryObservation) -> None:
         """Write the line of the attempt with what was decided; a decision without an attempt is a line of its own."""
-        if observation.attempt is not None:
-            self._write(observation.attempt, observation)
+        attempt = observation.attempt
+        if attempt is not None:
+            self._write(attempt, observation)
         elif self._failed:
             self._logs.entry(
                 "info",

@@ -13,8 +13,8 @@ from typing import Final
 from prometheus_client import CollectorRegistry
 
 from gatepost.clock import SYSTEM_CLOCK, Clock
-from gatepost.service.histogram import BOUNDS, SUM, Histogram, new_histogram, observe
-from gatepost.service.host_labels import HostSeries, Labels, ReuseWindow, Series
+from gatepost.service.histogram import BOUNDS, SUM, Histogram, new_histogram
+from gatepost.service.host_labels import HostSeries, Labels, Series
 from gatepost.service.metric_table import METRICS
 from gatepost.service.metrics_exposition import MetricsCollector, own_registry
 from gatepost.telemetry import AttemptObservation, DeliveryObservation, OperationalObservation
@@ -72,7 +72,6 @@ class Metrics:
         self.shed = 0
         self.stale_retries = 0
         self.lagged = 0
-        self.window = ReuseWindow()
         self.watched: dict[str, Callable[[], Watched]] = {}
         self.before_reading: list[Callable[[], None]] = []
         """Called before each scrape, to take over what is counted elsewhere."""
@@ -107,11 +106,11 @@ class Metrics:
             histogram = histograms.get(phase)
             if histogram is None:
                 histogram = histograms[phase] = new_histogram()
-            histogram[bisect_left(BOUNDS, seconds)] += 1
+            histogram[bisect_left(BOUNDS, seconds)] += 1.0
             histogram[SUM] += seconds
         elapsed = observation.elapsed
         histogram = self.durations[outcome]
-        histogram[bisect_left(BOUNDS, elapsed)] += 1
+        histogram[bisect_left(BOUNDS, elapsed)] += 1.0
         histogram[SUM] += elapsed
 
         end = (
@@ -123,7 +122,11 @@ class Metrics:
             observation.status,
             observation.delivered,
         )
-        self.ends[end] = self.ends.get(end, 0) + 1
+        # Counters are there already but for the first time, and `try` costs nothing then.
+        try:
+            self.ends[end] += 1
+        except KeyError:
+            self.ends[end] = 1
         if observation.body_fault is not None:
             self.body_faults[observation.body_fault] = self.body_faults.get(observation.body_fault, 0) + 1
         if observation.lagged:
@@ -131,22 +134,27 @@ class Metrics:
 
         # A refused destination has no host to speak of: its subject may be anything a user wrote.
         host = self.hosts.of(observation.host, now) if outcome != "egress_denied" else self.hosts.other
-        host.attempts[outcome] = host.attempts.get(outcome, 0) + 1
+        counts = host.attempts
+        try:
+            counts[outcome] += 1
+        except KeyError:
+            counts[outcome] = 1
         if observation.endpoint_id is not None:
             counts = self.endpoints.of(observation.endpoint_id, now).attempts
-            counts[outcome] = counts.get(outcome, 0) + 1
+            try:
+                counts[outcome] += 1
+            except KeyError:
+                counts[outcome] = 1
         stale = observation.stale_retry
         if stale:
             self.stale_retries += 1
         if observation.reused and not stale:
             self.reused += 1
             host.reused += 1
-            self.window.add(now, True)
             host.window.add(now, True)
         elif stale or "connect" in phases:
             self.opened += 1
             host.opened += 1
-            self.window.add(now, False)
             host.window.add(now, False)
         if outcome == "shed":
             self.shed += 1
@@ -155,8 +163,13 @@ class Metrics:
     def delivery_decided(self, observation: DeliveryObservation) -> None:
         """Count one decision."""
         key = (observation.decision, observation.why)
-        self.decisions[key] = self.decisions.get(key, 0) + 1
-        observe(self.waits, observation.waited)
+        try:
+            self.decisions[key] += 1
+        except KeyError:
+            self.decisions[key] = 1
+        waits, waited = self.waits, observation.waited
+        waits[bisect_left(BOUNDS, waited)] += 1.0
+        waits[SUM] += waited
 
     def operational(self, observation: OperationalObservation) -> None:
         """Count one operational event by kind."""

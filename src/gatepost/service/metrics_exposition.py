@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -19,8 +19,7 @@ from prometheus_client.registry import Collector
 from gatepost.deadline.metrics import COUNTERS, FAMILIES
 from gatepost.deadline.metrics import Metric as Deadline
 from gatepost.service.histogram import Histogram
-from gatepost.service.host_labels import ReuseWindow
-from gatepost.service.metric_rows import Key, Rows, Snapshot, Value, exposed
+from gatepost.service.metric_rows import Key, Rows, Snapshot, exposed
 from gatepost.service.metric_table import DEADLINE_PREFIX, METRICS, Merge
 
 if TYPE_CHECKING:
@@ -101,15 +100,17 @@ def _attempts(metrics: Metrics) -> Snapshot:
 
 def _by_label(metrics: Metrics, now: float) -> Snapshot:
     hosts, endpoints = metrics.hosts.all(), metrics.endpoints.all()
-    windows: list[tuple[Key, ReuseWindow]] = [((one.name,), one.window) for one in hosts]
+    used = {one.name: one.window.counts(now) for one in hosts}
+    # A host that lost its label to a busier one took its last minutes with it: it was quiet, or it would have it still.
+    in_all = (sum(reused for reused, _ in used.values()), sum(opened for _, opened in used.values()))
     return {
         "gatepost_host_attempts_total": {
             (one.name, outcome): count for one in hosts for outcome, count in one.attempts.items()
         },
         "deliveries_shed_total": {(one.name,): one.shed for one in hosts},
         "gatepost_deliveries_shed_total": {(): metrics.shed},
-        "connection_reuse_ratio": _ratios(windows, now),
-        "gatepost_connection_reuse_ratio": _ratios([((), metrics.window)], now),
+        "connection_reuse_ratio": _ratios({(name,): counts for name, counts in used.items()}),
+        "gatepost_connection_reuse_ratio": _ratios({(): in_all}),
         "gatepost_host_connections_opened_total": {(one.name,): one.opened for one in hosts},
         "gatepost_host_connections_reused_total": {(one.name,): one.reused for one in hosts},
         "gatepost_connections_opened_total": {(): metrics.opened},
@@ -160,11 +161,6 @@ def _labelled(counts: dict[str, int]) -> Rows:
     return {(label,): count for label, count in counts.items()}
 
 
-def _ratios(windows: Iterable[tuple[Key, ReuseWindow]], now: float) -> Rows:
-    found: Rows = {}
-    for key, window in windows:
-        reused, opened = window.counts(now)
-        if reused + opened:
-            value: Value = [float(reused), float(reused + opened)]
-            found[key] = value
-    return found
+def _ratios(counts: Mapping[Key, tuple[int, int]]) -> Rows:
+    """Shares in two numbers, from reused and opened; none of what had no connection."""
+    return {key: [float(reused), float(reused + opened)] for key, (reused, opened) in counts.items() if reused + opened}
