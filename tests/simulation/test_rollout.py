@@ -9,7 +9,9 @@ import pytest
 
 from gatepost.admission.compare import Ending
 from gatepost.admission.rollout import RolloutPlan, Stage, cohort_of
-from gatepost.delivery.policy_layers import LayerName, LayerValue
+from gatepost.admission.shadow import JUDGED
+from gatepost.delivery.policy import ClientPolicy
+from gatepost.delivery.policy_layers import LayerName, LayerValue, settable
 from gatepost.delivery.records import Endpoint
 from gatepost.dispatch.dispatcher import Dispatcher, DispatcherSettings
 from gatepost.errors import ConfigurationError, Conflict
@@ -82,6 +84,36 @@ def test_a_lower_cap_in_shadow_is_a_wait_and_no_loss() -> None:
             report = await gp.policy_reports.shadow(gp.policies.book.shadow_number)
             assert (report.judged, report.lost) == (6, 0)
             assert gp.policy_trips == {("https://a.receivers.net:443", "per_endpoint_concurrency"): 4}
+
+    simulation.run(main)
+
+
+def test_a_shadow_judges_every_limit_that_can_be_judged_and_refuses_the_others() -> None:
+    """A limit of which no attempt shows anything would be reported as harming nobody, and go on by itself."""
+    simulation = Simulation(policy=ClientPolicy(max_per_host=50))
+
+    async def main(simulation: Simulation) -> None:
+        async with simulation.dispatcher(settings=DispatcherSettings(limits=UNGUARDED)) as gp:
+            policies = gp.policies
+            for name in settable():
+                value: float | bool = True if name in ("follow_redirects", "redirect_cross_origin") else 2
+                if name in JUDGED:
+                    continue
+                with pytest.raises(ConfigurationError, match=f"{name}: what it would do shows in no attempt"):
+                    await policies.try_in_shadow({name: LayerValue(value)}, by=BY, why=WHY)
+            await gp.endpoints.create("https://a.receivers.net/1")
+            await gp.endpoints.create("https://a.receivers.net/2")
+            for number in "12":
+                simulation.client.on(f"https://a.receivers.net/{number}", responds(200, delay=2.0))
+            await gp.publish("t", {})
+            await asyncio.sleep(5)  # the host is known to answer
+            await policies.try_in_shadow({"max_per_host": LayerValue(3)}, by=BY, why=WHY)
+            for _ in range(2):
+                await gp.publish("t", {})
+            await asyncio.sleep(10)
+            report = await gp.policy_reports.shadow(policies.book.shadow_number)
+            assert (report.judged, report.lost) == (4, 0)
+            assert gp.policy_trips == {("https://a.receivers.net:443", "max_per_host"): 1}
 
     simulation.run(main)
 

@@ -45,7 +45,7 @@ from gatepost.delivery.records import Endpoint
 from gatepost.errors import ConfigurationError
 from gatepost.testing.virtual import SeededEntropy
 from gatepost.wire.phases import Phase
-from gatepost.wire.reasons import Reason
+from gatepost.wire.reasons import BodyFault, Reason
 
 BASE = ClientPolicy()
 HOUR_US = 3_600_000_000
@@ -253,6 +253,15 @@ def test_the_breaker_is_tried_too() -> None:
     assert not any(breaker.saw(ours, False, BASE, now, 6, 1, rules) for now in range(20))
     refused = attempt(500, wait=0.1, read=0.0)
     assert any(breaker.saw(refused, False, BASE, now, 6, 1, rules) for now in range(100))
+
+
+def test_a_shadow_sees_a_delivery_whose_body_broke_off() -> None:
+    """Counted as delivered today, and a failure where complete bodies are required."""
+    strict = BASE.evolve(require_complete_body=True)
+    broken = replace(attempt(wait=0.1, read=0.1), delivered=True, body_fault=BodyFault.TIMEOUT)
+    assert would_end(broken, BASE, strict) == ("require_complete_body",)
+    assert would_end(replace(broken, body_fault=None), BASE, strict) == ()
+    assert would_end(replace(broken, delivered=False), BASE, strict) == ()
 
 
 def test_phase_times_keep_quantiles_within_a_fifth_and_survive_storing() -> None:

@@ -147,6 +147,15 @@ def test_every_stage_waits_for_its_hold_and_a_good_verdict() -> None:
         step(current, evidence(GOOD), now)
 
 
+def test_what_no_shadow_can_judge_is_left_to_the_canary() -> None:
+    """A size of bodies or an age of connections shows in no attempt without it; the stage lasts its hold and says so."""
+    sizes = {"max_response_body": LayerValue(100, by="alice", at=1, why="w"), **VALUES}
+    assert PolicyBook().begin(sizes, RolloutPlan(), "a", "w", NOON, None).shadow == VALUES
+    current = replace(rollout(), values={"max_response_body": sizes["max_response_body"]})
+    assert "cannot judge max_response_body" in stayed(step(current, evidence(shadowed=0), NOON))
+    assert gone(step(current, evidence(shadowed=0), NOON + DAY)).stage is Stage.CANARY
+
+
 def test_harm_ends_it_at_once_when_it_is_certain_and_at_the_end_of_the_hold_when_it_is_likely() -> None:
     """The old values come back without anybody being woken first."""
     certain = verdict(Finding.BAD, effect=0.02, sure_low=0.01)

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final
 
 from gatepost.admission.rollout import Rollout, RolloutPlan, Stage, abort, names_process
+from gatepost.admission.shadow import JUDGED
 from gatepost.delivery.policy_layers import (
     NO_VALUES,
     TIERS,
@@ -132,6 +133,11 @@ class PolicyBook:
             check_change(LayerName.FLEET, name, value)
             if value.value is None:
                 raise ConfigurationError(f"{name}: write a value, a shadow has no bounds")
+            if name not in JUDGED:
+                raise ConfigurationError(
+                    f'{name}: what it would do shows in no attempt that went without it, so that a shadow could only say "nothing"; try it '
+                    f"in one process (gatepost rollout start {name}=...). A shadow judges {', '.join(sorted(JUDGED))}"
+                )
         if self.rollout is not None and self.rollout.stage is Stage.SHADOW:
             raise Conflict(f"rollout {self.rollout.number} tries its values in shadow now: abort it first")
         return replace(self, shadow=dict(values), shadow_number=self.shadow_number + 1)
@@ -152,7 +158,8 @@ class PolicyBook:
             raise Conflict("cohort or canary have values of their own: clear them first, a rollout needs both layers")
         number = 1 if self.rollout is None else self.rollout.number + 1
         rollout = Rollout(number, dict(values), plan, Stage.SHADOW, 0, now, now, by, why, canary=canary)
-        return replace(self, shadow=dict(values), shadow_number=self.shadow_number + 1).at(rollout)
+        judged = {name: value for name, value in values.items() if name in JUDGED}
+        return replace(self, shadow=judged, shadow_number=self.shadow_number + 1).at(rollout)
 
     def at(self, rollout: Rollout) -> PolicyBook:
         """The layers that a stage of this rollout has."""

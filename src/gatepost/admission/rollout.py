@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Final, assert_never
 
 from gatepost.admission.compare import TOLERANCE, Finding, Verdict
+from gatepost.admission.shadow import JUDGED
 from gatepost.delivery.policy_layers import Values
 from gatepost.errors import ConfigurationError, Conflict
 
@@ -148,6 +149,11 @@ class Rollout:
         """The process is the canary: the one that was named, or where that name was nobody else's, its successor."""
         return names_process(self.canary, self.canary_exact, process)
 
+    @property
+    def judged(self) -> bool:
+        """A shadow can say something of its values; of others only the canary can."""
+        return not JUDGED.isdisjoint(self.values)
+
     def same(self, mark: str) -> bool:
         """It is a stage of this rollout that is named so."""
         return mark.partition(".")[0] == str(self.number)
@@ -239,7 +245,7 @@ def step(rollout: Rollout, evidence: Evidence, now: int) -> Step:
         return Stay(_so_far(rollout, evidence), until)
     match rollout.stage:
         case Stage.SHADOW:
-            if not evidence.shadowed:
+            if not evidence.shadowed and rollout.judged:
                 return Stay("no delivery was judged in shadow yet", None)
             if evidence.losses:
                 return Stay(
@@ -294,4 +300,6 @@ def abort(rollout: Rollout, why: str, now: int) -> Rollout:
 def _so_far(rollout: Rollout, evidence: Evidence) -> str:
     if evidence.verdict is not None:
         return str(evidence.verdict)
+    if not rollout.judged:
+        return f"a shadow cannot judge {', '.join(rollout.values)}: the next stage will"
     return f"{evidence.shadowed} deliveries judged, {evidence.losses} endpoints would lose successful ones"

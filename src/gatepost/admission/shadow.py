@@ -30,8 +30,13 @@ ENDS: Final[Mapping[str, tuple[Phase, ...]]] = {
     "total_timeout": (Phase.DNS, Phase.CONNECT, Phase.TLS, Phase.WRITE, Phase.WAIT, Phase.READ),
 }
 """Limit to the phases whose seconds it bounds together."""
-LIMITS: Final = (*ENDS, CAP, BREAKER)
-"""What a shadow counts, by name."""
+HOST_CAP: Final = "max_per_host"
+COMPLETE: Final = "require_complete_body"
+JUDGED: Final = frozenset({*ENDS, CAP, HOST_CAP, COMPLETE})
+"""Limits that a finished attempt can be judged by; of the others (how long connections are kept, sizes, redirects) it does not show
+what they would have done, and silence would pass for harmlessness."""
+LIMITS: Final = (*ENDS, CAP, HOST_CAP, COMPLETE, BREAKER)
+"""What a shadow counts, by name. The two caps make wait and end nothing."""
 
 
 _RULES: Final = BreakerRules()
@@ -49,6 +54,8 @@ def would_end(attempt: Attempt, in_force: ClientPolicy, tried: ClientPolicy) -> 
             continue
         if sum(attempt.phases.get(phase, 0.0) for phase in phases) > limit:
             found.append(name)
+    if tried.require_complete_body and attempt.delivered and attempt.body_fault is not None:
+        found.append(COMPLETE)  # one in force would not have delivered it
     return tuple(found)
 
 

@@ -166,7 +166,12 @@ class Dispatcher:
         self._leases.load = self._worker
         self.limits.steered = self._worker
         self._watch = PolicyWatch(
-            self._view, self._memory, self.limits.p99, self.settings.limits.breaker, self._store_time
+            self._view,
+            self._memory,
+            self.limits.p99,
+            self.settings.limits.breaker,
+            self._store_time,
+            self._scheduler.host_in_flight,
         )
         self.limits.turned = self._watch.turned
         self._streaks = Streaks(self._memory, self._catalogue, self._worker.disable, self.settings.disable_after)

@@ -26,7 +26,7 @@ from gatepost.admission.outcome_hours import OutcomeHours
 from gatepost.admission.phase_times import PhaseTimes
 from gatepost.admission.policy_book import PolicyBook
 from gatepost.admission.rollout import Rollout
-from gatepost.admission.shadow import BREAKER, CAP, LIMITS, ShadowBreaker, ShadowCount, would_end
+from gatepost.admission.shadow import BREAKER, CAP, HOST_CAP, LIMITS, ShadowBreaker, ShadowCount, would_end
 from gatepost.delivery.attempt import Attempt
 from gatepost.delivery.outcome import Blame
 from gatepost.delivery.policy import ClientPolicy
@@ -183,7 +183,8 @@ def watched_of(value: Value | None) -> Watched:
 
 
 class PolicyWatch:
-    """`p99_of` tells what is learned of an endpoint's responses, in seconds. `store_time` is UTC microseconds."""
+    """`p99_of` tells what is learned of an endpoint's responses, in seconds; `host_in_flight`, how many attempts go to a host now.
+    `store_time` is UTC microseconds."""
 
     def __init__(
         self,
@@ -192,12 +193,14 @@ class PolicyWatch:
         p99_of: Callable[[int], float | None],
         breaker: BreakerRules,
         store_time: Callable[[], int],
+        host_in_flight: Callable[[str], int],
     ) -> None:
         self._view = view
         self._memory = memory
         self._p99_of = p99_of
         self._breaker = breaker
         self._store_time = store_time
+        self._host_in_flight = host_in_flight
         self._counts: dict[int, bytearray] = {}
         self._passing: dict[int, Passing] = {}
         self._old: dict[int, Passing] = {}
@@ -281,6 +284,8 @@ class PolicyWatch:
         cap = listed.endpoint.concurrency or shared.cap
         if in_flight > cap and cap < listed.settings.cap:
             met.append(CAP)
+        if HOST_CAP in book.shadow and self._host_in_flight(listed.settings.host) > tried.max_per_host:
+            met.append(HOST_CAP)
         now = self._store_time()
         breaker = passing.breaker
         if breaker is None and ended:  # until then it has seen what the real one saw

@@ -220,6 +220,11 @@ class Roster:
         host.cap_sum -= cap
         self.release_host(host)
 
+    def host_in_flight(self, key: str) -> int:
+        """Attempts under way to a host; 0 for one to which no loaded endpoint points."""
+        host = self._hosts.get(key)
+        return 0 if host is None else host.in_flight
+
     def _join_tenant(self, name: str) -> TenantState:
         tenant = self._tenants.get(name)
         if tenant is None:

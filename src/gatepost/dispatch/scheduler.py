@@ -335,6 +335,10 @@ class LaneScheduler:
         """What a host's breaker allows has changed."""
         self._roster.host_changed(host)
 
+    def host_in_flight(self, host: str) -> int:
+        """Attempts under way to `scheme://host:port`."""
+        return self._roster.host_in_flight(host)
+
     def set_host_cap(self, cap: int | None) -> None:
         """Attempts in flight per host from now on; None: automatic."""
         self._roster.set_host_cap(cap)
