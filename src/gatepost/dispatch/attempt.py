@@ -122,6 +122,8 @@ class Desk(Protocol):
 class _Made(NamedTuple):
     """What is told of an attempt beside its end."""
 
+    event_id: str
+    """As it was sent."""
     started_at: int
     flying: Flying
     span: SpanIds | None
@@ -235,7 +237,9 @@ class AttemptRunner:
             u=self._entropy.uniform(),
             breaker_closed=closed,
         )
-        self._carry_out(start, epoch, listed, event, attempt, decision, _Made(started_at, flying, span), ended_at)
+        self._carry_out(
+            start, epoch, listed, event, attempt, decision, _Made(webhook_id, started_at, flying, span), ended_at
+        )
 
     async def _send(
         self,
@@ -390,7 +394,7 @@ class AttemptRunner:
                     row.event_id, row.delivery_id, listed.number, row.born_at, started_at, trace
                 )
             observation = delivery_record(
-                encode_id(EVENT, row.event_id),
+                encode_id(EVENT, row.event_id) if made is None else made.event_id,
                 encode_id(DELIVERY, row.delivery_id),
                 endpoint.id,
                 endpoint.tenant,
