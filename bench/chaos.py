@@ -14,7 +14,7 @@ import signal
 import statistics
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -22,9 +22,10 @@ from typing import Any, Final
 import asyncpg
 
 from bench.chaos_fleet import DOOMED, DOOMED_EVENTS, ORDERED, SCHEDULE, Field, Plan, Worker, prepared
-from bench.chaos_invariants import AFTERMATH, ALL, Evidence, Fault, as_dicts, judge
+from bench.chaos_invariants import Evidence, as_dicts, judge, overlaps
+from bench.chaos_overlaps import AFTERMATH, ALL, Fault
 from bench.chaos_report import examples
-from bench.chaos_rows import MarkerWatch, count_events, read_attempts, read_states
+from bench.chaos_rows import Watch, count_events, read_attempts, read_states
 from bench.machine import raise_file_limit
 from bench.postgres import MeasuredServer, measured_server
 from bench.report import Steps, add_common_options, print_json, print_line, print_machine, print_table, steps
@@ -36,6 +37,9 @@ FROZEN: Final = PART_LEASE + 4.0
 """Seconds of SIGSTOP or of a silent network: the lease is over, and the part has another owner."""
 DRAIN_LIMIT: Final = 120.0
 """Seconds until everything must have arrived after the last fault."""
+BREAKER_HOLDS: Final = 108.0
+"""Seconds that an endpoint may wait for its breaker: it opens, and one probe fails (30 s and 60 s, a fifth more by lot)."""
+OVERLAPS_SHOWN: Final = 20
 TARGET_DOUBLED: Final = 0.005
 
 
@@ -86,8 +90,8 @@ async def replayed(field_: Field) -> tuple[int, int]:
 
 async def chaos(plan: Plan, server: MeasuredServer, progress: Steps) -> dict[str, Any]:
     """All faults, spread over the time that the events take; then drain and compare."""
-    watch = MarkerWatch(server.url)
     async with prepared(plan, server) as field_:
+        watch = Watch(server.url, field_.numbers)
         watching = asyncio.ensure_future(watch.run())
         faults = plan.faults()
         gap = plan.gap or plan.events / plan.rate / (len(faults) + 1)
@@ -118,18 +122,21 @@ async def chaos(plan: Plan, server: MeasuredServer, progress: Steps) -> dict[str
         findings = judge(evidence)
         result["faults"] = [{"fault": one.kind, "at": round(one.at - began, 1), "pid": one.pid} for one in done]
         result["invariants"] = as_dicts(findings)
+        met = overlaps(evidence)
+        result["overlaps"] = dict(Counter(one.kind for one in met))
+        result["overlap_examples"] = [f"at {one.at - began:.1f} s, {one}" for one in met[:OVERLAPS_SHOWN]]
         result["ok"] = result["ok"] and all(one.held for one in findings)
         return result
 
 
-async def gather_evidence(field_: Field, faults: list[Fault], watch: MarkerWatch, again: tuple[int, int]) -> Evidence:
+async def gather_evidence(field_: Field, faults: list[Fault], watch: Watch, again: tuple[int, int]) -> Evidence:
     """What there is to see after a run."""
     published, arrivals = field_.load.published, field_.receiver.arrivals
     connection = await asyncpg.connect(field_.server.url)
     try:
         ours = {stored: number for number, stored in field_.numbers.items()}
         states = await read_states(connection, ours)
-        lines = await read_attempts(connection)
+        lines = await read_attempts(connection, ours)
         stored_events = await count_events(connection)
         left = int(await connection.fetchval("SELECT count(*) FROM gp_delivery"))
     finally:
@@ -147,6 +154,9 @@ async def gather_evidence(field_: Field, faults: list[Fault], watch: MarkerWatch
         states=states,
         successes=arrivals.successes,
         overlaps=arrivals.overlaps,
+        starts=arrivals.log,
+        holds=watch.all_holds,
+        wall_minus_monotonic=time.time() - time.monotonic(),
         ordered=frozenset(range(ORDERED)),
         out_of_order=arrivals.out_of_order,
         chains={
@@ -161,6 +171,7 @@ async def gather_evidence(field_: Field, faults: list[Fault], watch: MarkerWatch
         keys_with_two_ids=published.split,
         attempts=lines,
         attempts_max=len(SCHEDULE),
+        held=BREAKER_HOLDS if field_.breakers else 0.0,
         replayed_at=again[0],
         unmarked=watch.unmarked,
         looks=watch.looks,
@@ -386,6 +397,11 @@ def show(result: dict[str, Any]) -> None:
     for line in result["lost_examples"]:
         print_line(f"lost: {line}")
     show_invariants(result.get("invariants", ()))
+    if "overlaps" in result:
+        counts = ", ".join(f"{count} {kind}" for kind, count in result["overlaps"].items())
+        print_line(f"Overlaps of processes: {counts or 'none'}")
+    for line in result.get("overlap_examples", ()):
+        print_line(f"overlap {line}")
     print_line("good" if result["ok"] else "[red]NOT GOOD[/red]")
     print_machine()
 
@@ -396,8 +412,11 @@ def show_invariants(findings: Sequence[dict[str, Any]]) -> None:
         return
     print_table(
         "Invariants",
-        ("", "promise", "looked at", "broken"),
-        [(one["invariant"], one["promise"], one["looked_at"] or "-", one["broken"]) for one in findings],
+        ("", "promise", "", "looked at", "broken"),
+        [
+            (one["invariant"], one["promise"], _word(one), one["looked_at"] or "-", one["broken"] or "-")
+            for one in findings
+        ],
     )
     for one in findings:
         if one["note"]:
@@ -406,6 +425,12 @@ def show_invariants(findings: Sequence[dict[str, Any]]) -> None:
             print_line(f"{one['invariant']} is shown by {one['elsewhere']}")
         for example in one["examples"]:
             print_line(f"[red]{one['invariant']} broken:[/red] {example}")
+
+
+def _word(finding: dict[str, Any]) -> str:
+    if not finding["held"]:
+        return "[red]broken[/red]"
+    return "held" if finding["looked_at"] else "elsewhere"
 
 
 SCENARIOS: Final = {"chaos": chaos, "rolling": rolling, "takeover": takeover}
@@ -424,6 +449,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--freezes", type=int, default=0, help="SIGSTOP beyond the lease")
     parser.add_argument("--cuts", type=int, default=4, help="answers of commits lost")
     parser.add_argument("--silences", type=int, default=0, help="networks that go silent beyond the lease")
+    parser.add_argument("--breakers", action="store_true", help="let the workers' breakers hold failing endpoints")
     parser.add_argument("--directory", help="where the database goes")
     parser.add_argument("--logs", type=Path, help="an existing directory for what the workers say")
     options = parser.parse_args(argv)
@@ -439,6 +465,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         cuts=options.cuts,
         silences=options.silences,
         failing=0.1 if scenario == "chaos" else 0.0,
+        breakers=options.breakers,
         logs=options.logs,
     )
     total = {

@@ -71,6 +71,8 @@ class Plan:
     """Faults in this order (kill, restart, freeze, cut, silence) instead of shuffled counts of them."""
     gap: float | None = None
     """Seconds between faults; None spreads them over the time that the events take."""
+    breakers: bool = False
+    """Whether the workers' breakers are on: what they hold then waits longer than a fault explains."""
     logs: Path | None = None
     """A directory for what the workers say; None: nowhere."""
 
@@ -119,10 +121,13 @@ class Published:
 class Fleet:
     """Workers on one database, started, killed and replaced."""
 
-    def __init__(self, server: MeasuredServer, proxy: CutProxy, logs: Path | None = None) -> None:
+    def __init__(
+        self, server: MeasuredServer, proxy: CutProxy, logs: Path | None = None, breakers: bool = False
+    ) -> None:
         self._server = server
         self._proxy = proxy
         self._logs = logs
+        self._breakers = breakers
         self._started: list[Worker] = []
         self.workers: list[Worker] = []
         """Those that were ready, the dead ones until they are replaced."""
@@ -152,9 +157,10 @@ class Fleet:
             )
         worker = Worker(number, url, process)
         self._started.append(worker)
+        task = {"url": url, "keys": list(self._server.keys), "cap": CAP, "breakers": self._breakers}
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(json.dumps({"url": url, "keys": list(self._server.keys), "cap": CAP}).encode() + b"\n")
+        process.stdin.write(json.dumps(task).encode() + b"\n")
         async with asyncio.timeout(READY_LIMIT):
             if (await process.stdout.readline()).strip() != b"ready":
                 raise RuntimeError(f"worker {number} ended with {await process.wait()}")
@@ -277,6 +283,7 @@ class Field:
     load: Load
     numbers: dict[int, int]
     """Endpoint number in the store, by ours."""
+    breakers: bool
 
 
 @asynccontextmanager
@@ -284,7 +291,7 @@ async def prepared(plan: Plan, server: MeasuredServer) -> AsyncIterator[Field]:
     """A receiver, publishers and workers on the database, with the endpoints registered."""
     async with AsyncExitStack() as stack:
         proxy = await stack.enter_async_context(CutProxy.before(server.url))
-        fleet = Fleet(server, proxy, plan.logs)
+        fleet = Fleet(server, proxy, plan.logs, plan.breakers)
         stack.push_async_callback(fleet.stop)
         receiver = await stack.enter_async_context(
             ChaosReceiver(cap=CAP, failing=plan.failing, senders=lambda: fleet.pids)
@@ -308,4 +315,5 @@ async def prepared(plan: Plan, server: MeasuredServer) -> AsyncIterator[Field]:
         await asyncio.sleep(2.0)  # the second publisher follows the registry within that
         await asyncio.gather(*(fleet.start(number) for number in range(plan.workers)))
         load = Load(publishers, plan.rate)
-        yield Field(server, proxy, fleet, receiver, load, {number: one.number for number, one in enumerate(endpoints)})
+        numbers = {number: one.number for number, one in enumerate(endpoints)}
+        yield Field(server, proxy, fleet, receiver, load, numbers, plan.breakers)

@@ -13,12 +13,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from bench.chaos_overlaps import (
+    NOBODY,
+    UNSETTLED,
+    AttemptLine,
+    Fault,
+    Hold,
+    Met,
+    Overlap,
+    Start,
+    met_at_receiver,
+    met_in_log,
+    met_without_part,
+    misnumbered,
+)
 from gatepost.store.rows import PART_LEASE
 
-UNSETTLED: Final = 5.0
-"""Seconds in which a result that was not stored may be: batches wait milliseconds, a store that does not answer longer."""
-AFTERMATH: Final = PART_LEASE + 10.0
-"""Seconds after a fault in which it explains what happened: until the lease of whoever it struck is over and taken."""
 STARTABLE: Final = PART_LEASE + 15.0
 """Seconds in which what is due starts after a fault: lease, taking the part, finding the row."""
 STARVED: Final = 20.0
@@ -28,50 +38,6 @@ STARVED_SLACK: Final = 2.0
 ENOUGH: Final = 100
 """Events of an endpoint from which on its median says something: with fewer, one fault is most of its time."""
 EXAMPLES: Final = 3
-
-ALL: Final = 0
-"""Instead of a process: a fault that strikes everybody."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """Something that was done to the fleet; times in monotonic seconds."""
-
-    kind: str
-    """kill, restart, freeze, cut or silence."""
-    at: float
-    until: float
-    pid: int
-    """Whom it struck; `ALL` for the database."""
-
-    def explains(self, at: float, pid: int) -> bool:
-        """Whether it may have kept the result of an attempt that succeeded `at` in process `pid` from being stored in time."""
-        struck = self.pid in (ALL, pid)
-        return struck and self.at - UNSETTLED <= at <= self.until + (0.0 if self.kind == "kill" else UNSETTLED)
-
-
-@dataclass(frozen=True, slots=True)
-class Overlap:
-    """A start at an endpoint that had its cap in flight."""
-
-    endpoint: int
-    at: float
-    pid: int
-    others: tuple[int, ...]
-    """The processes of what was in flight."""
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptLine:
-    """An attempt in the database's log."""
-
-    delivery: int
-    number: int
-    started_at: int
-    """UTC microseconds."""
-    worker: str
-    uses_up: bool
-    """Whether it counts: not what ended by our own fault."""
 
 
 @dataclass(slots=True)
@@ -85,6 +51,12 @@ class Evidence:
     successes: Mapping[str, Sequence[tuple[float, int]]] = field(default_factory=dict)
     """When and from which process the receiver got each delivery."""
     overlaps: Sequence[Overlap] = ()
+    starts: Sequence[Start] = ()
+    """What the receiver read, in time."""
+    holds: Sequence[Hold] = ()
+    """Who was seen to own the endpoints' parts, in time."""
+    wall_minus_monotonic: float = 0.0
+    """Seconds: the log of attempts is in UTC, all else is monotonic."""
     ordered: frozenset[int] = frozenset()
     """Endpoints whose events have an order."""
     out_of_order: int = 0
@@ -115,6 +87,8 @@ class Evidence:
     replay_dead: int = 0
     """Dead letters that were still there after their replay."""
     faults: Sequence[Fault] = ()
+    held: float = 0.0
+    """Seconds that a breaker may have held what was due."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,28 +155,27 @@ def conservation(evidence: Evidence) -> Finding:
     return Finding("I1", "each delivery in one state, none lost", len(evidence.expected), broken)
 
 
+def overlaps(evidence: Evidence) -> list[Met]:
+    """Every overlap of two processes, and every start above a cap."""
+    found = [
+        *met_at_receiver(evidence.overlaps, evidence.holds, evidence.faults),
+        *met_without_part(evidence.starts, evidence.holds, evidence.faults),
+        *met_in_log(evidence.attempts, evidence.wall_minus_monotonic, evidence.faults),
+    ]
+    return sorted(found, key=lambda one: one.at)
+
+
 def cap(evidence: Evidence) -> Finding:
-    """I2: never more in flight than the cap, but for what a process began that could not see that its time was over."""
-    broken, zombies = [], 0
-    for overlap in evidence.overlaps:
-        strangers = [pid for pid in overlap.others if pid != overlap.pid]
-        fault = next(
-            (
-                fault
-                for fault in evidence.faults
-                if fault.kind in ("freeze", "silence")
-                and fault.pid in (overlap.pid, *strangers)
-                and fault.at <= overlap.at <= fault.until + AFTERMATH
-            ),
-            None,
-        )
-        if overlap.endpoint in evidence.ordered or not strangers or fault is None:
-            broken.append(f"endpoint {overlap.endpoint}: process {overlap.pid} beside {overlap.others}")
-        else:
-            zombies += 1
-    starts = sum(map(len, evidence.successes.values()))
-    note = f"{zombies} overlaps of a frozen or silenced process with its successor" if zombies else ""
-    return Finding("I2", "never above an endpoint's cap", starts, broken, note)
+    """I2: never more in flight than the cap, and no two processes at one endpoint or delivery, but for what a process began that
+    could not see that its time was over; ordered endpoints never."""
+    met = [one for one in overlaps(evidence) if one.kind != "without the part"]
+    broken = [str(one) for one in met if one.fault is None or one.endpoint in evidence.ordered]
+    kinds = Counter(one.kind for one in met if one.fault is not None and one.endpoint not in evidence.ordered)
+    note = ""
+    if kinds:
+        counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+        note = f"overlaps of a frozen or silenced process with its successor, allowed for unordered endpoints: {counts}"
+    return Finding("I2", "never above an endpoint's cap", sum(map(len, evidence.successes.values())), broken, note)
 
 
 def order(evidence: Evidence) -> Finding:
@@ -216,7 +189,7 @@ def order(evidence: Evidence) -> Finding:
 
 def starvation(evidence: Evidence) -> Finding:
     """I4: endpoints with the same load wait about the same, while nobody has to wait for a lease to end."""
-    holds = [(fault.at, fault.until + UNSETTLED) for fault in evidence.faults if fault.kind in ("freeze", "silence")]
+    holds = [(fault.at, fault.until + UNSETTLED) for fault in evidence.faults if fault.blinds]
     calm = {
         endpoint: [
             started - ready
@@ -239,14 +212,14 @@ def starvation(evidence: Evidence) -> Finding:
 def visibility(evidence: Evidence) -> Finding:
     """I6: what is due starts soon after the last fault, and nothing is delivered again that no fault explains."""
     broken = []
-    ends = sorted(fault.until if fault.kind in ("freeze", "silence") else fault.at for fault in evidence.faults)
+    ends = sorted(fault.until if fault.blinds else fault.at for fault in evidence.faults)
     looked, longest = 0, 0.0
     for endpoint, waits in evidence.waits.items():
         for ready, started in waits:
             looked += 1
             since = max([ready, *(end for end in ends if ready < end < started)])
             longest = max(longest, started - since)
-            if started - since > STARTABLE:
+            if started - since > STARTABLE + evidence.held:
                 broken.append(f"endpoint {endpoint}: started {started - since:.1f} s after it could")
     why: Counter[str] = Counter()
     for name, times in evidence.successes.items():
@@ -272,13 +245,28 @@ def idempotency(evidence: Evidence) -> Finding:
 
 
 def fencing(evidence: Evidence) -> Finding:
-    """I8: nothing brings back what was delivered; that a stale owner's results are refused, others show."""
-    finished = [name for name, rows in evidence.states.items() if rows["delivered"] and rows.total() > 1]
-    broken = [f"{name} was delivered and brought back" for name in finished]
+    """I8: who lost a part starts nothing for it, every owner has an epoch of its own, and nothing brings back what was delivered."""
+    broken = [
+        f"{name} was delivered and brought back"
+        for name, rows in evidence.states.items()
+        if rows["delivered"] and rows.total() > 1
+    ]
+    broken += misnumbered(evidence.holds)
+    late = [one for one in overlaps(evidence) if one.kind == "without the part"]
+    broken += [str(one) for one in late if one.fault is None]
+    taken = sum(
+        one.pid not in (before.pid, NOBODY)
+        for before, one in itertools.pairwise(sorted(evidence.holds, key=lambda one: (one.endpoint, one.since)))
+        if before.endpoint == one.endpoint
+    )
+    why = Counter(one.fault.kind for one in late if one.fault is not None)
+    counts = ", ".join(f"{count} by {kind}" for kind, count in sorted(why.items()))
+    note = f"endpoints changed hands {taken} times; starts after the part was lost: {counts or 'none'}"
     tests = (
         "gatepost.testing.contract_ownership, tests/model/test_store_machine.py, tests/fleet/test_postgres_faults.py"
     )
-    return Finding("I8", "results are stored once, and only by who owns", len(evidence.states), broken, "", tests)
+    looked = len(evidence.states) + len(evidence.starts)
+    return Finding("I8", "results are stored once, and only by who owns", looked, broken, note, tests)
 
 
 def attempts(evidence: Evidence) -> Finding:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
-from bench.chaos_invariants import Overlap
+from bench.chaos_overlaps import NOBODY, Overlap, Start
 from bench.peer_process import process_at
 
 DELAY: Final = (0.005, 0.025)
@@ -24,6 +24,8 @@ ANSWERS: Final = {
     True: b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
     False: b"HTTP/1.1 500 X\r\ncontent-length: 0\r\n\r\n",
 }
+REFUSED: Final = b"HTTP/1.1 425 X\r\ncontent-length: 0\r\n\r\n"
+"""What a broken endpoint says: tried again like a 500, but an answer, so that no breaker holds what is to die soon."""
 
 
 @dataclass(slots=True)
@@ -40,7 +42,9 @@ class Arrivals:
     done: dict[int, float] = field(default_factory=dict)
     """The same of its first success that was answered."""
     overlaps: list[Overlap] = field(default_factory=list)
-    """Starts at an endpoint that had its cap in flight already."""
+    """Starts at an endpoint that had its cap in flight already, or something of another process."""
+    log: list[Start] = field(default_factory=list)
+    """All starts."""
     early: int = 0
     """Starts before the time that the event was published for."""
     out_of_order: int = 0
@@ -50,15 +54,15 @@ class Arrivals:
 
     @property
     def over_cap(self) -> int:
-        """How many overlaps."""
-        return len(self.overlaps)
+        """How many starts above the cap."""
+        return sum(one.over_cap for one in self.overlaps)
 
 
 class ChaosReceiver:
     """`async with ChaosReceiver(cap=6, failing=0.1) as receiver`: `receiver.url(n)` is endpoint n.
 
     Bodies are `{"seq": number, "ahead": sequence number of the key's event before it, or null, "not_before": Unix seconds or
-    absent}`. `senders` tells the processes that may be at the other end. Endpoints in `broken` answer 500 to everything.
+    absent}`. `senders` tells the processes that may be at the other end. Endpoints in `broken` answer 425 to everything.
     """
 
     def __init__(
@@ -115,7 +119,7 @@ class ChaosReceiver:
                 pass
             if good:
                 self._succeed(endpoint, body)
-            writer.write(ANSWERS[good])
+            writer.write(REFUSED if endpoint in self.broken else ANSWERS[good])
             await writer.drain()
         finally:
             self._in_flight[endpoint].remove(pid)
@@ -129,8 +133,10 @@ class ChaosReceiver:
         arrivals.begun.setdefault(body["seq"], now)
         arrivals.early += time.time() < body.get("not_before", 0.0)
         in_flight = self._in_flight[endpoint]
-        if len(in_flight) >= self._cap:
-            arrivals.overlaps.append(Overlap(endpoint, now, pid, tuple(in_flight)))
+        arrivals.log.append(Start(endpoint, now, pid))
+        over = len(in_flight) >= self._cap
+        if over or (pid != NOBODY and any(other not in (pid, NOBODY) for other in in_flight)):
+            arrivals.overlaps.append(Overlap(endpoint, now, pid, tuple(in_flight), over))
         in_flight.append(pid)
         ahead = body.get("ahead")
         if ahead is not None and ahead not in self._done[endpoint]:

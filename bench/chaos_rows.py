@@ -1,4 +1,4 @@
-"""What the database says after a chaos run, as `bench.chaos_invariants` takes it; and a watcher of markers while it runs.
+"""What the database says after a chaos run, as `bench.chaos_invariants` takes it; and a watcher of markers and owners while it runs.
 
 Reads only. Everything is about the events that producers made, whose types begin with `chaos.`.
 """
@@ -6,13 +6,15 @@ Reads only. Everything is about the events that producers made, whose types begi
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 import asyncpg
 
-from bench.chaos_invariants import AttemptLine
+from bench.chaos_overlaps import NOBODY, AttemptLine, Hold
 from gatepost.delivery.ids import EVENT, encode_id
 
 WATCH_EVERY: Final = 0.5
@@ -26,7 +28,7 @@ UNION ALL
 SELECT d.event_id, d.lane >> 8, 0, true, false FROM gp_delivery AS d JOIN gp_event AS e ON e.id = d.event_id AND e.type LIKE 'chaos.%'
  WHERE NOT EXISTS (SELECT 1 FROM gp_history AS h WHERE h.id = d.id)"""
 _ATTEMPTS: Final = """
-SELECT a.delivery_id, a.number, a.started_at, a.worker, a.blame <> 'us' AS uses_up
+SELECT a.delivery_id, a.number, a.started_at, a.worker, a.blame <> 'us' AS uses_up, a.elapsed_us, a.endpoint
   FROM gp_attempt AS a JOIN gp_event AS e ON e.id = a.event_id AND e.type LIKE 'chaos.%'"""
 # One statement, hence one snapshot: an enqueue writes rows and marker in one transaction.
 _UNMARKED: Final = """
@@ -47,9 +49,13 @@ async def read_states(connection: asyncpg.Connection, ours: Mapping[int, int]) -
     return states
 
 
-async def read_attempts(connection: asyncpg.Connection) -> list[AttemptLine]:
+async def read_attempts(connection: asyncpg.Connection, ours: Mapping[int, int]) -> list[AttemptLine]:
     """The whole log."""
-    return [AttemptLine(*row) for row in await connection.fetch(_ATTEMPTS)]
+    lines = []
+    for row in await connection.fetch(_ATTEMPTS):
+        delivery, number, started_at, worker, uses_up, elapsed, endpoint = row
+        lines.append(AttemptLine(delivery, number, started_at, worker, uses_up, elapsed, ours.get(endpoint, endpoint)))
+    return lines
 
 
 async def count_events(connection: asyncpg.Connection) -> int:
@@ -57,11 +63,16 @@ async def count_events(connection: asyncpg.Connection) -> int:
     return int(await connection.fetchval("SELECT count(*) FROM gp_event WHERE type LIKE 'chaos.%'"))
 
 
-class MarkerWatch:
-    """Looks for lanes with rows and without marker until cancelled; a database that is just restarting is asked again."""
+class Watch:
+    """Looks for lanes with rows and without marker, and at who owns the endpoints' parts, until cancelled; a database that is just
+    restarting is asked again. `numbers` is the store's number of an endpoint by ours."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, numbers: Mapping[int, int]) -> None:
         self._url = url
+        self._numbers = numbers
+        self._now: dict[int, Hold] = {}
+        self.holds: list[Hold] = []
+        """Those that are over; `all_holds` has the others too."""
         self.looks = 0
         self.unmarked: list[int] = []
 
@@ -78,7 +89,28 @@ class MarkerWatch:
         try:
             while True:
                 self.unmarked += [row[0] for row in await connection.fetch(_UNMARKED)]
+                await self._look_at_owners(connection)
                 self.looks += 1
                 await asyncio.sleep(WATCH_EVERY)
         finally:
             connection.terminate()
+
+    @property
+    def all_holds(self) -> list[Hold]:
+        """In time."""
+        return sorted([*self.holds, *self._now.values()], key=lambda hold: hold.since)
+
+    async def _look_at_owners(self, connection: asyncpg.Connection) -> None:
+        asked = time.monotonic()
+        rows = {row["part"]: row for row in await connection.fetch("SELECT part, owner, epoch FROM gp_part")}
+        answered = time.monotonic()
+        for endpoint, stored in self._numbers.items():
+            row = rows[stored % len(rows)]
+            pid = NOBODY if row["owner"] is None else int(row["owner"].partition("-")[0])
+            last = self._now.get(endpoint)
+            if last is not None and (last.pid, last.epoch) == (pid, row["epoch"]):
+                self._now[endpoint] = replace(last, until=asked)
+                continue
+            if last is not None:
+                self.holds.append(last)
+            self._now[endpoint] = Hold(endpoint, row["epoch"], pid, answered, answered)

@@ -17,14 +17,14 @@ from gatepost.dispatch.dispatcher import DispatcherSettings
 from gatepost.dispatch.limits import LimitSettings
 
 
-async def work(url: str, keys: list[str], cap: int) -> None:
+async def work(url: str, keys: list[str], cap: int, breakers: bool) -> None:
     """Deliver until SIGTERM, then drain."""
     policy = ClientPolicy(
         per_endpoint_concurrency=cap, connect_timeout=2.0, write_timeout=2.0, read_timeout=8.0, max_per_host=200
     )
-    # Failures are drawn by lot here. With few attempts in flight a breaker believes a streak of them, and holds for minutes what
-    # this run waits for.
-    limits = LimitSettings(breaker=BreakerRules(mode=BreakerMode.OFF))
+    # Failures are drawn by lot here. One endpoint in 400 has a streak that a breaker believes, and is held for half a minute or more.
+    mode = BreakerMode.ON if breakers else BreakerMode.OFF
+    limits = LimitSettings(breaker=BreakerRules(mode=mode))
     settings = DispatcherSettings(slots=200, limits=limits)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)

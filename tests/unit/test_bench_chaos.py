@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from bench.chaos_fleet import Plan
-from bench.chaos_invariants import ENOUGH, STARTABLE, AttemptLine, Evidence, Fault, Overlap, judge
+from bench.chaos_invariants import ENOUGH, STARTABLE, Evidence, judge, overlaps
+from bench.chaos_overlaps import AttemptLine, Fault, Hold, Overlap, Start
 from bench.chaos_receiver import ChaosReceiver
 from bench.peer_process import process_at
 
@@ -112,6 +113,8 @@ def whole() -> Evidence:
         replayed=1,
         replay_arrived=1,
         faults=[Fault("kill", 10.1, 10.1, 7)],
+        starts=[Start(0, 10.0, 7), Start(0, 13.0, 8), Start(1, 11.0, 8)],
+        holds=[Hold(0, 4, 7, 9.0, 10.5), Hold(1, 2, 8, 9.0, 20.0), Hold(0, 5, 8, 12.0, 20.0)],
     )
 
 
@@ -134,6 +137,8 @@ def test_a_run_in_which_everything_held_breaks_no_invariant() -> None:
         ("I2", {"overlaps": [Overlap(1, 10.0, 7, (7, 7))]}),
         ("I2", {"overlaps": [Overlap(1, 10.0, 8, (7, 7))]}),
         ("I2", {"overlaps": [Overlap(0, 10.0, 8, (7,))], "faults": [Fault("freeze", 9.0, 43.0, 7)]}),
+        ("I2", {"overlaps": [Overlap(1, 10.0, 7, (8,), over_cap=False)]}),
+        ("I2", {"attempts": [AttemptLine(1, 1, 100, "7-a", True, 900), AttemptLine(1, 1, 500, "8-a", True, 9)]}),
         ("I3", {"out_of_order": 1}),
         ("I3", {"chains": {(0, 1): [12.0, 10.0]}}),
         ("I4", {"waits": {1: [(0.0, 0.1)] * ENOUGH, 2: [(0.0, 0.1)] * ENOUGH, 3: [(0.0, 9.0)] * ENOUGH}}),
@@ -144,6 +149,10 @@ def test_a_run_in_which_everything_held_breaks_no_invariant() -> None:
         ("I7", {"keys_with_two_ids": 1}),
         ("I7", {"stored_events": 3}),
         ("I8", {"states": {"evt_a/0": Counter(delivered=1, waiting=1), "evt_b/1": Counter(delivered=1)}}),
+        ("I8", {"starts": [Start(1, 15.5, 7)]}),
+        ("I8", {"starts": [Start(1, 9.9, 7)]}),
+        ("I8", {"holds": [Hold(0, 4, 7, 9.0, 9.5), Hold(0, 4, 8, 9.6, 9.7)]}),
+        ("I8", {"holds": [Hold(0, 4, 7, 9.0, 9.5), Hold(0, 3, 7, 9.6, 9.7)]}),
         ("I9", {"early": 1}),
         ("I9", {"attempts": [AttemptLine(1, 2, 100, "w7", True), AttemptLine(1, 1, 200, "w7", True)]}),
         ("I9", {"attempts": [AttemptLine(1, number, number, "w7", True) for number in range(1, 6)], "attempts_max": 3}),
@@ -161,11 +170,39 @@ def test_each_invariant_can_be_broken(invariant: str, changes: dict[str, Any]) -
 
 
 def test_overlaps_of_a_frozen_process_with_its_successor_are_counted_and_explained() -> None:
-    """A process that does not run cannot see that its time is over: for unordered lanes that is allowed, and said."""
-    run = replace(whole(), overlaps=[Overlap(1, 10.0, 8, (7,))], faults=[Fault("freeze", 9.0, 43.0, 7)])
-    finding = judge(run)[1]
-    assert finding.held
-    assert finding.note == "1 overlaps of a frozen or silenced process with its successor"
+    """A process that does not run cannot see that its time is over: for unordered lanes that is allowed, and said with its epoch."""
+    run = replace(
+        whole(),
+        overlaps=[Overlap(1, 44.0, 7, (8,)), Overlap(1, 44.1, 8, (7,), over_cap=False)],
+        starts=[Start(1, 44.0, 7), Start(1, 44.2, 8)],
+        holds=[Hold(1, 2, 7, 1.0, 40.0), Hold(1, 3, 8, 41.0, 60.0)],
+        attempts=[
+            AttemptLine(1, 1, 8_900_000, "7-a", True, 34_200_000, 1),
+            AttemptLine(1, 1, 41_500_000, "8-a", True, 9_000, 1),
+        ],
+        replayed_at=None,
+        faults=[Fault("freeze", 9.0, 43.0, 7), Fault("kill", 10.1, 10.1, 7)],
+    )
+    findings = {one.invariant: one for one in judge(run)}
+    assert [one for one in findings.values() if not one.held] == []
+    assert findings["I2"].note.endswith("1 above the cap, 1 beside another process, 1 same delivery twice")
+    assert findings["I8"].note == "endpoints changed hands 1 times; starts after the part was lost: 1 by freeze"
+    assert [str(one) for one in overlaps(run)] == [
+        "endpoint 1, same delivery twice: process 7 had attempt 1 in flight for 34.2 s, process 8 began attempt 1 after 32.6 s "
+        "(freeze of process 7)",
+        "endpoint 1, above the cap: process 7 (epoch 2) started beside 1 of process 8 (epoch 3) (freeze of process 7)",
+        "endpoint 1, without the part: process 7 (epoch 2) started while process 8 held epoch 3 (freeze of process 7)",
+        "endpoint 1, beside another process: process 8 (epoch 3) started beside 1 of process 7 (epoch 2) (freeze of process 7)",
+    ]
+
+
+def test_a_part_that_nobody_looked_at_accuses_nobody() -> None:
+    """Between two looks a part may have changed hands twice; a sender that had ended when it was looked up is not known."""
+    run = replace(
+        whole(),
+        starts=[Start(1, 8.0, 7), Start(0, 11.0, 8), Start(1, 15.0, 0), Start(0, 12.2, 7), Start(5, 10.0, 7)],
+    )
+    assert overlaps(run) == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="which process has a socket is read from /proc, which is Linux's")
