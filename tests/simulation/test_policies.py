@@ -202,6 +202,48 @@ def test_a_tier_gives_its_profile_and_its_bounds_to_learning() -> None:
     simulation.run(main)
 
 
+def test_the_profile_of_a_tier_is_changed_while_everything_runs() -> None:
+    """A layer as any other: in force elsewhere within two seconds, beaten by the fleet, said who and why, and taken back."""
+    fleet = Fleet()
+
+    async def main(fleet: Fleet) -> None:
+        async with fleet.started("a", "b") as (first, second):
+            near = await first.gp.endpoints.create(URL, tier="same_dc")
+            far = await first.gp.endpoints.create(URL, tier="third_party")
+            policies, others = first.gp.policies, second.gp.policies
+            values = {"read_timeout": limit(6.0), "connect_timeout": limit(0.1)}
+            await policies.set(LayerName.TIER, values, by=BY, why=WHY, tier="same_dc")
+            await asyncio.sleep(2)
+            effective = others.explain(near.id).effective
+            assert (effective.policy.connect_timeout, effective.policy.read_timeout) == (0.1, 6.0)
+            assert effective.learning == (0.05, 6.0), "the profile's own bounds, with room for the value"
+            row = effective.of("connect_timeout")
+            assert (row.layer, row.by, row.why) == ("tier same_dc", BY, WHY)
+            assert effective.of("write_timeout").value == 0.1, "what nobody changed is the profile's"
+            assert others.explain(far.id).effective.policy.connect_timeout == 3.1
+            await others.set(FLEET, {"connect_timeout": limit(1.0)}, by=BY, why=WHY)
+            assert others.explain(near.id).effective.policy.connect_timeout == 1.0
+            await others.clear(LayerName.TIER, ["read_timeout"], by=BY, why=WHY, tier="same_dc")
+            await asyncio.sleep(2)
+            assert policies.explain(near.id).effective.learning == (0.05, 5.0)
+            await policies.roll_back(1, by=BY, why="as it was first")
+            assert policies.explain(near.id).effective.policy.read_timeout == 6.0
+            await policies.clear(LayerName.TIER, None, by=BY, why=WHY, tier="same_dc")
+            assert policies.book.tiers == {}
+            actions = [one.action for one in await policies.history()]
+            assert actions[-1] == "set tier same_dc read_timeout=6.0 connect_timeout=0.1"
+            assert actions[0] == "clear tier same_dc all"
+            for tier in (None, "next_door"):
+                with pytest.raises(ConfigurationError, match="write one of same_dc"):
+                    await policies.set(LayerName.TIER, values, by=BY, why=WHY, tier=tier)
+            with pytest.raises(ConfigurationError, match="a tier is a part of the endpoints"):
+                await policies.set(LayerName.TIER, {"dns_ttl": limit(1.0)}, by=BY, why=WHY, tier="same_dc")
+            with pytest.raises(ConfigurationError, match="or no tier"):
+                await policies.set(FLEET, values, by=BY, why=WHY, tier="same_dc")
+
+    fleet.run(main)
+
+
 def test_a_version_that_cannot_be_in_force_leaves_the_last_one() -> None:
     """Written by a newer version, or against another configuration: said, and deliveries go on."""
     simulation = Simulation()

@@ -138,7 +138,7 @@ def test_every_tier_is_a_profile_that_can_be_in_force() -> None:
 @pytest.mark.parametrize(
     ("target", "name", "value", "match"),
     [
-        (LayerName.TIER, "read_timeout", said(1.0), "write fleet, cohort or canary"),
+        (LayerName.PROCESS, "read_timeout", said(1.0), "write tier, fleet, cohort or canary"),
         (LayerName.FLEET, "admission_timeout", said(1.0), "belongs to each process"),
         (LayerName.FLEET, "read_timeout", said(), "write a value, a floor or a ceiling"),
         (LayerName.FLEET, "require_complete_body", said(1.0), "write true or false"),

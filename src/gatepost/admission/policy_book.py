@@ -22,6 +22,7 @@ from gatepost.delivery.policy_layers import (
     PolicyLayer,
     Values,
     check_change,
+    tier_values,
 )
 from gatepost.errors import ConfigurationError, Conflict
 
@@ -35,6 +36,8 @@ _STORED_FIELDS: Final = ("fleet", "cohort", "canary", "shadow")
 class PolicyBook:
     """One version of it."""
 
+    tiers: Mapping[str, Values] = field(default_factory=dict)
+    """What people have set over the profiles of tiers, by tier."""
     fleet: Values = field(default_factory=dict)
     cohort: Values = field(default_factory=dict)
     cohort_share: float = 0.0
@@ -61,7 +64,7 @@ class PolicyBook:
         if tier is not None:
             if tier not in TIERS:
                 raise ConfigurationError(f"tier={tier!r}: write one of {', '.join(TIERS)}, or leave it out")
-            found.append(PolicyLayer(LayerName.TIER, TIERS[tier], tier))
+            found.append(PolicyLayer(LayerName.TIER, tier_values(tier, self.tiers.get(tier, NO_VALUES)), tier))
         if self.fleet:
             found.append(PolicyLayer(LayerName.FLEET, self.fleet))
         if self.in_cohort(place):
@@ -74,6 +77,7 @@ class PolicyBook:
     def in_layers(self) -> tuple[object, ...]:
         """What is in force by it: two books with the same are the same to every attempt."""
         return (
+            dict(self.tiers),
             dict(self.fleet),
             dict(self.cohort),
             self.cohort_share,
@@ -107,16 +111,19 @@ class PolicyBook:
 
     # -------------------------------------------------------------------------------------------------- changes
 
-    def set(self, layer: LayerName, values: Values) -> PolicyBook:
-        """Values of one layer added or replaced. Raises `ConfigurationError`, and `Conflict` while a rollout owns the layer."""
+    def set(self, layer: LayerName, values: Values, tier: str | None = None) -> PolicyBook:
+        """Values of one layer (of `tier`, where that is the layer) added or replaced.
+
+        Raises `ConfigurationError`, and `Conflict` while a rollout owns the layer.
+        """
         for name, value in values.items():
             check_change(layer, name, value)
         self._check_free(layer, values)
-        return self._with(layer, {**getattr(self, layer.value), **values})
+        return self._with(layer, {**self._of(layer, tier), **values}, tier)
 
-    def clear(self, layer: LayerName, names: Iterable[str] | None) -> PolicyBook:
+    def clear(self, layer: LayerName, names: Iterable[str] | None, tier: str | None = None) -> PolicyBook:
         """Values of one layer taken away; None: all of them. Raises `ConfigurationError` for one that is not there."""
-        held = dict(getattr(self, layer.value))
+        held = dict(self._of(layer, tier))
         wanted = list(held) if names is None else list(names)
         for name in wanted:
             if name not in held:
@@ -125,7 +132,7 @@ class PolicyBook:
                 )
             del held[name]
         self._check_free(layer, wanted)
-        return self._with(layer, held)
+        return self._with(layer, held, tier)
 
     def with_shadow(self, values: Values) -> PolicyBook:
         """Try these in shadow, instead of what was tried; none: nothing. Raises `ConfigurationError`, `Conflict` in a rollout."""
@@ -199,6 +206,7 @@ class PolicyBook:
             cohort = canary = PolicyBook()
         return replace(
             self,
+            tiers=older.tiers,
             fleet=older.fleet,
             cohort=cohort.cohort,
             cohort_share=cohort.cohort_share,
@@ -215,6 +223,9 @@ class PolicyBook:
         """JSON."""
         document: dict[str, Any] = {
             name: {limit: _said(value) for limit, value in getattr(self, name).items()} for name in _STORED_FIELDS
+        }
+        document["tiers"] = {
+            tier: {limit: _said(value) for limit, value in values.items()} for tier, values in self.tiers.items()
         }
         document["cohort_share"] = self.cohort_share
         document["canary_process"] = self.canary_process
@@ -238,6 +249,7 @@ class PolicyBook:
         """What `to_text` wrote. Unknown fields are left out, so that the next version's document can be read."""
         document = json.loads(text)
         given: dict[str, Any] = {name: _values(document.get(name, {})) for name in _STORED_FIELDS}
+        given["tiers"] = {tier: _values(said) for tier, said in document.get("tiers", {}).items()}
         for name in ("cohort_share", "canary_process", "canary_exact", "shadow_number"):
             if name in document:
                 given[name] = document[name]
@@ -255,8 +267,26 @@ class PolicyBook:
 
     # -------------------------------------------------------------------------------------------------- helpers
 
-    def _with(self, layer: LayerName, values: Values) -> PolicyBook:
+    def _of(self, layer: LayerName, tier: str | None) -> Values:
         match layer:
+            case LayerName.TIER:
+                if tier is None or tier not in TIERS:
+                    raise ConfigurationError(f"tier={tier!r}: write one of {', '.join(TIERS)}")
+                return self.tiers.get(tier, NO_VALUES)
+            case LayerName.FLEET | LayerName.COHORT | LayerName.CANARY:
+                if tier is not None:
+                    raise ConfigurationError(f"tier={tier!r} with layer={layer}: write layer=tier, or no tier")
+                values: Values = getattr(self, layer.value)
+                return values
+            case _:
+                raise ConfigurationError(f"layer={layer}: write tier, fleet, cohort or canary")
+
+    def _with(self, layer: LayerName, values: Values, tier: str | None) -> PolicyBook:
+        match layer:
+            case LayerName.TIER:
+                assert tier is not None, "it was asked for before"
+                others = {name: said for name, said in self.tiers.items() if name != tier}
+                return replace(self, tiers={**others, tier: values} if values else others)
             case LayerName.FLEET:
                 return replace(self, fleet=values)
             case LayerName.COHORT:
@@ -264,13 +294,13 @@ class PolicyBook:
             case LayerName.CANARY:
                 return replace(self, canary=values)
             case _:
-                raise ConfigurationError(f"layer={layer}: write fleet, cohort or canary")
+                raise ConfigurationError(f"layer={layer}: write tier, fleet, cohort or canary")
 
     def _check_free(self, layer: LayerName, names: Iterable[str]) -> None:
         rollout = self.rollout
         if rollout is None or not rollout.running:
             return
-        if layer is not LayerName.FLEET:
+        if layer in (LayerName.COHORT, LayerName.CANARY):
             raise Conflict(f"rollout {rollout.number} owns the {layer} layer until it ends: abort it, or wait")
         taken = [name for name in names if name in rollout.values]
         if taken:

@@ -37,7 +37,7 @@ class LayerName(StrEnum):
     ENDPOINT = "endpoint"
 
 
-STORED: Final = (LayerName.FLEET, LayerName.COHORT, LayerName.CANARY)
+STORED: Final = (LayerName.TIER, LayerName.FLEET, LayerName.COHORT, LayerName.CANARY)
 """Layers that people change while everything runs."""
 TIER_NAMES: Final = ("same_dc", "cross_region", "datastore", "third_party")
 LEARNABLE: Final = "read_timeout"
@@ -178,6 +178,24 @@ TIERS: Final[Mapping[str, Values]] = MappingProxyType(
 )
 
 
+def tier_values(tier: str, said: Values) -> Values:
+    """The profile of a tier with what people have set over it. Floor and ceiling of the profile stay unless others are given, and
+    make room for a value outside. Raises `KeyError` for an unknown tier."""
+    profile = TIERS[tier]
+    merged = {**profile, **said}
+    given, was = said.get(LEARNABLE), profile[LEARNABLE]
+    if given is not None:
+        value = was.value if given.value is None else given.value
+        floor = was.floor if given.floor is None else given.floor
+        ceiling = was.ceiling if given.ceiling is None else given.ceiling
+        if value is not None and given.floor is None and floor is not None:
+            floor = min(floor, value)
+        if value is not None and given.ceiling is None and ceiling is not None:
+            ceiling = max(ceiling, value)
+        merged[LEARNABLE] = replace(given, value=value, floor=floor, ceiling=ceiling)
+    return MappingProxyType(merged)
+
+
 def compose(base: ClientPolicy, layers: Sequence[PolicyLayer], bounds: tuple[float, float] = BOUNDS) -> EffectivePolicy:
     """What the layers below the endpoint come to. `base` is the process' configuration; `layers` from the lowest to the highest.
 
@@ -230,7 +248,7 @@ def for_endpoint(
 def check_change(layer: LayerName, name: str, given: LayerValue) -> None:
     """Refuse what a layer cannot say. Raises `ConfigurationError` saying where it belongs instead, or what to write."""
     if layer not in STORED:
-        raise ConfigurationError(f"layer={layer}: write fleet, cohort or canary")
+        raise ConfigurationError(f"layer={layer}: write tier, fleet, cohort or canary")
     known = {one.name: one for one in fields(ClientPolicy)}
     if name in OF_THE_PROCESS:
         raise ConfigurationError(
@@ -238,9 +256,9 @@ def check_change(layer: LayerName, name: str, given: LayerValue) -> None:
         )
     if name not in known:
         raise ConfigurationError(f"{name!r} is no limit: write one of {', '.join(settable())}")
-    if layer is LayerName.COHORT and name in OF_THE_CLIENT:
+    if layer in (LayerName.TIER, LayerName.COHORT) and name in OF_THE_CLIENT:
         raise ConfigurationError(
-            f"{name} shapes connections that endpoints share, and a cohort is a part of the endpoints: set it for the fleet, or "
+            f"{name} shapes connections that endpoints share, and a {layer} is a part of the endpoints: set it for the fleet, or "
             "for one process (canary)"
         )
     if given.value is None and given.floor is None and given.ceiling is None:

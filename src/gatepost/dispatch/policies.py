@@ -36,7 +36,7 @@ from gatepost.dispatch.catalogue import Catalogue, Listed
 from gatepost.dispatch.endpoints import Endpoints
 from gatepost.dispatch.leases import STRICT_BUDGET_MAX
 from gatepost.dispatch.notices import Notices
-from gatepost.dispatch.policy_view import PolicyView, Shared
+from gatepost.dispatch.policy_view import NOBODY, PolicyView, Shared
 from gatepost.dispatch.strict import ARITHMETIC
 from gatepost.errors import ConfigurationError, Conflict, NotFound
 from gatepost.store.port import PolicyVersion, Store
@@ -145,11 +145,12 @@ class Policies:
         *,
         by: str,
         why: str,
+        tier: str | None = None,
         share: float | None = None,
         process: str | None = None,
         force: bool = False,
     ) -> PolicyChange:
-        """Set limits for the fleet, a cohort (`share` of the endpoints) or one process (`process`, its name).
+        """Set limits for a tier, the fleet, a cohort (`share` of the endpoints) or one process (`process`, its name).
 
         `force` stores what makes ordered events impossible or windows too short. Raises `ConfigurationError` saying what to
         write instead, `Conflict` while a rollout owns the layer.
@@ -160,7 +161,7 @@ class Policies:
         alive = [info.node.name for info in await self._store.nodes()] if layer is LayerName.CANARY else []
 
         def changed(book: PolicyBook) -> PolicyBook:
-            made = book.set(layer, signed)
+            made = book.set(layer, signed, tier)
             if layer is LayerName.COHORT:
                 wanted = share if share is not None else book.cohort_share
                 if not 0 < wanted < 1:
@@ -182,18 +183,30 @@ class Policies:
 
         for name, given in signed.items():
             check_change(layer, name, given)
-        below = self._view.of_process
+        below = self._view.of_process if tier is None else self._view.shared(tier, NOBODY).effective
         said = [text for name, value in signed.items() for text in consequence_of(name, value.value, below)]
-        version = await self._change(f"set {layer} {_written(signed)}", by, why, changed, force=force)
+        action = f"set {layer} {tier or ''}".rstrip()
+        version = await self._change(f"{action} {_written(signed)}", by, why, changed, force=force)
         return PolicyChange(version, tuple(said))
 
     async def clear(
-        self, layer: LayerName, names: Sequence[str] | None, *, by: str, why: str, force: bool = False
+        self,
+        layer: LayerName,
+        names: Sequence[str] | None,
+        *,
+        by: str,
+        why: str,
+        tier: str | None = None,
+        force: bool = False,
     ) -> PolicyChange:
         """Take limits of one layer away; None: all of them. Raises as `set`."""
         what = "all" if names is None else " ".join(names)
         version = await self._change(
-            f"clear {layer} {what}", by, why, lambda book: book.clear(layer, names), force=force
+            f"clear {layer} {f'{tier} ' if tier else ''}{what}",
+            by,
+            why,
+            lambda book: book.clear(layer, names, tier),
+            force=force,
         )
         return PolicyChange(version, ())
 

@@ -155,7 +155,7 @@ class DeadPurge(DeadSelection):
 
 
 Why = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00]*$", description="Kept in the history.")]
-Layer = Literal["fleet", "cohort", "canary"]
+Layer = Literal["tier", "fleet", "cohort", "canary"]
 
 
 class PolicyValue(Body):
@@ -172,6 +172,7 @@ class PolicySet(Body):
     layer: Layer = "fleet"
     limits: dict[str, PolicyValue]
     why: Why
+    tier: Text | None = Field(None, description="Which tier, for its profile.")
     share: Annotated[float, Field(gt=0, lt=1)] | None = Field(None, description="Of the endpoints, for a cohort.")
     process: Text | None = Field(None, description="Name of the process, for a canary.")
     force: bool = Field(False, description="Store what makes budgets too long for ordered lanes or windows.")
@@ -182,6 +183,7 @@ class PolicyClear(Body):
 
     layer: Layer = "fleet"
     limits: list[Text] | None = Field(None, description="Absent: all of them.")
+    tier: Text | None = Field(None, description="Which tier, where that is the layer.")
     why: Why
     force: bool = False
 

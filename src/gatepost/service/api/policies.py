@@ -36,7 +36,7 @@ router = APIRouter(prefix="/v1/policies", tags=["policies"])
 
 @router.get("")
 async def get_policy(service: ServiceDep, caller: CallerDep) -> dict[str, Any]:
-    """What people have set: fleet, cohort, canary, shadow, and the rollout under way."""
+    """What people have set: tiers, fleet, cohort, canary, shadow, and the rollout under way."""
     caller.check_admin()
     policies = service.dispatcher.policies
     await policies.refresh()
@@ -70,13 +70,14 @@ async def policy_history(
 
 @router.post("/set")
 async def set_policy(service: ServiceDep, caller: CallerDep, body: PolicySet) -> dict[str, Any]:
-    """Set limits for the fleet, a cohort or one process. In force everywhere within two seconds."""
+    """Set limits for a tier, the fleet, a cohort or one process. In force everywhere within two seconds."""
     caller.check_admin()
     change = await service.dispatcher.policies.set(
         LayerName(body.layer),
         given(body.limits),
         by=caller.actor,
         why=body.why,
+        tier=body.tier,
         share=body.share,
         process=body.process,
         force=body.force,
@@ -90,7 +91,7 @@ async def clear_policy(service: ServiceDep, caller: CallerDep, body: PolicyClear
     """Take limits of one layer away: what is below it counts again."""
     caller.check_admin()
     change = await service.dispatcher.policies.clear(
-        LayerName(body.layer), body.limits, by=caller.actor, why=body.why, force=body.force
+        LayerName(body.layer), body.limits, by=caller.actor, why=body.why, tier=body.tier, force=body.force
     )
     await service.audit(caller, "policy.clear", body.layer, None, ",".join(body.limits or ["*"]))
     return change_view(change)

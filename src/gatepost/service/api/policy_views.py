@@ -50,6 +50,7 @@ def book_view(version: int, book: PolicyBook) -> dict[str, Any]:
     """The layers that people change."""
     return {
         "version": version,
+        "tiers": {tier: values_view(values) for tier, values in book.tiers.items()},
         "fleet": values_view(book.fleet),
         "cohort": {"share": book.cohort_share, "limits": values_view(book.cohort)} if book.cohort else None,
         "canary": {"process": book.canary_process, "limits": values_view(book.canary)} if book.canary else None,

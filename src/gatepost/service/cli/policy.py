@@ -30,7 +30,10 @@ Limits = Annotated[
     list[str],
     typer.Argument(metavar="LIMIT=VALUE...", help="For example read_timeout=8, read_timeout.ceiling=12."),
 ]
-LayerOption = Annotated[str, typer.Option("--layer", help="fleet, cohort or canary.")]
+LayerOption = Annotated[str, typer.Option("--layer", help="tier, fleet, cohort or canary.")]
+TierOption = Annotated[
+    str | None, typer.Option("--tier", help="Which tier, for its profile; the layer is then tier without saying so.")
+]
 Force = Annotated[bool, typer.Option("--force", help="Store what makes budgets too long for ordered lanes or windows.")]
 
 
@@ -41,7 +44,7 @@ def show(
         typer.Option("--process", help="Ask this process (its name in `gatepost status`) what it really runs."),
     ] = None,
     layers: Annotated[
-        bool, typer.Option("--layers", help="What fleet, cohort and canary say, and the rollout.")
+        bool, typer.Option("--layers", help="What tiers, fleet, cohort and canary say, and the rollout.")
     ] = False,
     config: ConfigOption = None,
     url: UrlOption = DEFAULT_URL,
@@ -90,6 +93,7 @@ def set_limits(
     limits: Limits,
     why: Why,
     layer: LayerOption = "fleet",
+    tier: TierOption = None,
     share: Annotated[float | None, typer.Option("--share", help="Of the endpoints, for a cohort.")] = None,
     process: Annotated[str | None, typer.Option("--process", help="Name of the process, for a canary.")] = None,
     force: Force = False,
@@ -97,9 +101,10 @@ def set_limits(
     api_key: KeyOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Set limits of the fleet, a cohort of endpoints or one process. In force everywhere within two seconds."""
+    """Set limits of a tier, the fleet, a cohort of endpoints or one process. In force everywhere within two seconds."""
     body = {
-        "layer": layer,
+        "layer": layer if tier is None else "tier",
+        "tier": tier,
         "limits": parse_limits(limits),
         "why": why,
         "share": share,
@@ -114,13 +119,20 @@ def clear(
     why: Why,
     limits: Annotated[list[str] | None, typer.Argument(metavar="[LIMIT...]", help="None: all of the layer.")] = None,
     layer: LayerOption = "fleet",
+    tier: TierOption = None,
     force: Force = False,
     url: UrlOption = DEFAULT_URL,
     api_key: KeyOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Take limits of one layer away: what is below it counts again."""
-    body = {"layer": layer, "limits": limits or None, "why": why, "force": force}
+    body = {
+        "layer": layer if tier is None else "tier",
+        "tier": tier,
+        "limits": limits or None,
+        "why": why,
+        "force": force,
+    }
     print_change(ApiClient(url, api_key).call("POST", "/v1/policies/clear", body), as_json)
 
 
@@ -238,7 +250,8 @@ def _show_layers(answer: dict[str, Any], as_json: bool) -> None:
         print_json(answer)
         return
     print_line(f"version {answer['version']}")
-    layers = [("fleet", answer["fleet"]), ("shadow", answer["shadow"])]
+    layers = [(f"tier {tier}", limits) for tier, limits in answer["tiers"].items()]
+    layers += [("fleet", answer["fleet"]), ("shadow", answer["shadow"])]
     if answer["cohort"] is not None:
         layers.append((f"cohort {answer['cohort']['share']:.0%}", answer["cohort"]["limits"]))
     if answer["canary"] is not None:

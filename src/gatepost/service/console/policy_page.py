@@ -47,6 +47,7 @@ async def policy_page(view: ViewDep) -> Response:
         limits=policies.of_process().values,
         doubts=policies.doubts(),
         layers=[
+            *((f"tier {tier}", "endpoints of that tier", values) for tier, values in book.tiers.items()),
             ("fleet", "every endpoint", book.fleet),
             ("cohort", f"{book.cohort_share:.0%} of the endpoints", book.cohort),
             ("canary", f"process {book.canary_process}", book.canary),
@@ -76,10 +77,11 @@ async def clear_limit(view: ViewDep) -> Response:
     """Take one limit of one layer away."""
     view.access.check_admin()
     layer, limit = view.form.get("layer", ""), view.form.get("limit", "")
-    if layer not in (LayerName.FLEET, LayerName.COHORT, LayerName.CANARY):
-        raise Problem("invalid_request", "layer: write fleet, cohort or canary")
+    name, _, tier = layer.partition(" ")
+    if name not in (LayerName.TIER, LayerName.FLEET, LayerName.COHORT, LayerName.CANARY):
+        raise Problem("invalid_request", "layer: write tier and its name, fleet, cohort or canary")
     change = await view.service.dispatcher.policies.clear(
-        LayerName(layer), [limit], by=view.access.caller.actor, why=_why(view.form)
+        LayerName(name), [limit], by=view.access.caller.actor, why=_why(view.form), tier=tier or None
     )
     await view.audit("policy.clear", layer, None, limit)
     return view.done("/policy", _said(change))
