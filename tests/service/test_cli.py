@@ -206,9 +206,9 @@ def test_dead_letters_are_exported_page_by_page_and_an_export_goes_on_where_it_b
     selection = {"endpoint_id": endpoint["id"]}
     assert count("GET", "/v1/dead-letters:count", query=selection) == {"count": 45, "complete": True}
     assert count("GET", "/v1/dead-letters:count", query={**selection, "at_most": 7}) == {"count": 7, "complete": False}
-    assert "45/45" in on_terminal(
-        "dead", "replay", "--endpoint", endpoint["id"], "--rate", "1000", "--url", service.url
-    )
+    shown = on_terminal("dead", "replay", "--endpoint", endpoint["id"], "--rate", "1000", "--url", service.url)
+    assert "45/45" in shown
+    assert "/s" in shown, "and how fast it goes"
 
 
 def on_terminal(*arguments: str) -> str:

@@ -19,11 +19,14 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     SpinnerColumn,
+    Task,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
 from gatepost.service.cli.api_client import DEFAULT_URL, ApiClient, KeyOption, TenantOption, UrlOption
 from gatepost.service.cli.output import JsonFlag, fail, json_line, print_json, print_line, print_table
@@ -223,6 +226,15 @@ def _count(client: ApiClient, body: dict[str, Any]) -> int | None:
     return int(answer["count"]) if answer["complete"] else None
 
 
+class _RateColumn(ProgressColumn):
+    """Letters a second, by the last portions; with one portion by all of its time."""
+
+    def render(self, task: Task) -> Text:
+        """Nothing before the first portion."""
+        speed = task.finished_speed or task.speed or task.completed / (task.elapsed or 1.0)
+        return Text(f"{speed:,.0f}/s" if speed else "")
+
+
 @contextmanager
 def _progress(what: str, *, shown: bool = True, total: Callable[[], int | None] | None = None) -> Iterator[Advance]:
     """A bar on a terminal, of what `total` counts; without one a count that moves."""
@@ -232,9 +244,9 @@ def _progress(what: str, *, shown: bool = True, total: Callable[[], int | None] 
         return
     known = None if total is None else total()
     shape = (
-        (SpinnerColumn(), TextColumn("{task.completed:.0f} " + what))
+        (SpinnerColumn(), TextColumn("{task.completed:.0f} " + what), _RateColumn())
         if known is None
-        else (BarColumn(), MofNCompleteColumn(), TextColumn(what), TimeRemainingColumn())
+        else (BarColumn(), MofNCompleteColumn(), TextColumn(what), _RateColumn(), TimeRemainingColumn())
     )
     with Progress(*shape, TimeElapsedColumn(), console=console, transient=True) as progress:
         task = progress.add_task(what, total=known)
