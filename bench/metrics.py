@@ -26,6 +26,7 @@ from gatepost.admission.evidence import Facts, Sign
 from gatepost.admission.limits import Limits
 from gatepost.clock import SYSTEM_CLOCK
 from gatepost.delivery.attempt import Attempt
+from gatepost.delivery.ids import DELIVERY, encode_id
 from gatepost.delivery.outcome import End, Evidence, Outcome, classify
 from gatepost.net.observation import observation_of
 from gatepost.service.console.pulse import Pulse
@@ -46,6 +47,7 @@ DELIVERY_US: Final = 10.0
 SCRAPE_MS: Final = 100.0
 SCRAPE_BYTES: Final = 2_000_000
 ENDPOINTS: Final = 400
+ENDPOINT_IDS: Final = tuple(f"ep_{number:013}" for number in range(ENDPOINTS))
 LIMITS: Final = {"connect_timeout": (3.0, "built_in"), "read_timeout": (3.2, "learned")}
 
 
@@ -58,11 +60,9 @@ class Parts:
     console_and_doctor: float
     limits: float
     log: float
-
-    @property
-    def instrumentation(self) -> float:
-        """What tells people; what breakers and learned limits need is measured by `bench.limits`, and shown here beside it."""
-        return self.observations + self.metrics + self.console_and_doctor + self.log
+    instrumentation: float
+    """All that tells people, measured at once; what breakers and learned limits need is measured by `bench.limits`, and shown here
+    beside it."""
 
 
 def attempts() -> list[Attempt]:
@@ -98,8 +98,8 @@ def decided(number: int, observation: AttemptObservation) -> DeliveryObservation
     """As `dispatch.attempt` makes it."""
     return delivery_record(
         "evt_0d3k9abcdefgh",
-        "dlv_0d3k9abcdefgh",
-        f"ep_{number % ENDPOINTS:013}",
+        encode_id(DELIVERY, number),
+        ENDPOINT_IDS[number % ENDPOINTS],
         "acme",
         "order.paid",
         1,
@@ -108,21 +108,21 @@ def decided(number: int, observation: AttemptObservation) -> DeliveryObservation
         None,
         0.004,
         observation,
-        used=0,
-        born_at=1,
-        started_at=2,
-        ended_at=3,
-        due_at=None,
-        part=17,
-        epoch=3,
-        worker="web-1.0-5f2c",
-        policy_version=7,
-        limits=LIMITS,
-        breaker="closed",
-        cap=6,
-        body_bytes=431,
-        trace=None,
-        span=None,
+        0,
+        1,
+        2,
+        3,
+        None,
+        17,
+        3,
+        "web-1.0-5f2c",
+        7,
+        LIMITS,
+        "closed",
+        6,
+        431,
+        None,
+        None,
     )
 
 
@@ -161,7 +161,15 @@ def delivery_cost(rounds: int, count: int) -> Parts:
             tracked = limits.started(place, observed[place].host, rules, instant)
             limits.finished(tracked, facts, instant + 80_000, 0.5)
 
-        parts = (observations, heard_by(metrics), heard_by(others), feed, heard_by(log))
+        heard = Observers(Metrics(), Pulse(clock), RecentHosts(clock), LogObserver(logs))
+
+        def everything(number: int) -> None:
+            place = number % ENDPOINTS
+            one = made[place]
+            heard.attempt_finished(observation_of(one, ENDPOINT_IDS[place], "acme"))
+            heard.delivery_decided(decided(number, observation_of(one, ENDPOINT_IDS[place], "acme")))
+
+        parts = (observations, heard_by(metrics), heard_by(others), feed, heard_by(log), everything)
         spent: list[list[float]] = [[] for _ in parts]
         for _ in range(rounds):
             for part, found in zip(parts, spent, strict=True):
