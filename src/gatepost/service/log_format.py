@@ -68,8 +68,8 @@ class Stamp:
 class JsonFormat:
     """One JSON object a line.
 
-    Much of a line says the same for attempt after attempt, whoever it is for: those words are written once and remembered, in two
-    parts (how it ended; what was decided under which limits), and only figures, ids and names are new.
+    Much of a line says the same for attempt after attempt: those words are written once and remembered, in four parts (how it ended;
+    who was called; which phases there were; what was decided under which limits), and only figures and ids are new.
     """
 
     __slots__ = ("_decisions", "_due", "_ends", "_limits", "_names", "_times")

@@ -127,6 +127,7 @@ class LogObserver:
         self._healthy = attempts == "all"
         self._failed = attempts != "none"
         self._with_decisions = with_decisions
+        self._every = attempts == "all" and sample_healthy == 1.0
 
     def attempt_finished(self, observation: AttemptObservation) -> None:
         """Write the line, unless a decision will."""
@@ -137,7 +138,10 @@ class LogObserver:
         """Write the line of the attempt with what was decided; a decision without an attempt is a line of its own."""
         attempt = observation.attempt
         if attempt is not None:
-            self._write(attempt, observation)
+            if self._every:
+                self._logs.attempt("info" if attempt.delivered else "warning", attempt, observation)
+            else:
+                self._write(attempt, observation)
         elif self._failed:
             self._logs.entry(
                 "info",
