@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import asyncpg
 
-from bench.chaos_fleet import DOOMED, DOOMED_EVENTS, ORDERED, SCHEDULE, Field, Plan, Worker, prepared
+from bench.chaos_fleet import DOOMED, DOOMED_EVENTS, ORDERED, SCHEDULE, Field, Fleet, Plan, Worker, prepared
 from bench.chaos_invariants import Evidence, as_dicts, judge, overlaps
 from bench.chaos_overlaps import AFTERMATH, ALL, Fault
 from bench.chaos_report import examples
@@ -205,13 +205,13 @@ async def _strike(fault: str, field_: Field, ending: list[asyncio.Task[Any]], nu
         await asyncio.to_thread(field_.server.server.restart, "immediate")
         return ALL
     if fault == "freeze":
-        # Not the first, which is the one behind the proxy; it may have been killed a moment ago.
-        wanted = 1 % len(fleet.workers)
-        while not any(one.number == wanted for one in fleet.living):  # noqa: ASYNC110 - there is nothing to wait for
+        # Not the first, which is the one behind the proxy, unless it is the only one; and none twice at a time.
+        while not (able := [one for one in fleet.running if one.number or len(fleet.workers) == 1]):  # noqa: ASYNC110
             await asyncio.sleep(0.1)
-        victim = next(one for one in fleet.living if one.number == wanted)
+        victim = able[0]
+        fleet.frozen.add(victim.process.pid)
         victim.process.send_signal(signal.SIGSTOP)
-        ending.append(asyncio.ensure_future(_thaw(victim)))
+        ending.append(asyncio.ensure_future(_thaw(fleet, victim)))
         return victim.process.pid
     if fault == "cut":
         field_.proxy.cut_answer(b"COMMIT" if number % 2 else b"gp_delivery")
@@ -221,8 +221,9 @@ async def _strike(fault: str, field_: Field, ending: list[asyncio.Task[Any]], nu
     return next(one.process.pid for one in fleet.workers if one.number == 0)
 
 
-async def _thaw(worker: Worker) -> None:
+async def _thaw(fleet: Fleet, worker: Worker) -> None:
     await asyncio.sleep(FROZEN)
+    fleet.frozen.discard(worker.process.pid)
     if worker.process.returncode is None:
         worker.process.send_signal(signal.SIGCONT)
 

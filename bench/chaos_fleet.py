@@ -131,6 +131,14 @@ class Fleet:
         self._started: list[Worker] = []
         self.workers: list[Worker] = []
         """Those that were ready, the dead ones until they are replaced."""
+        self.frozen: set[int] = set()
+        """Processes that are stopped."""
+
+    @property
+    def running(self) -> list[Worker]:
+        """Those that live and are not stopped, by their number."""
+        able = [one for one in self.living if one.process.pid not in self.frozen]
+        return sorted(able, key=lambda one: one.number)
 
     @property
     def living(self) -> list[Worker]:
