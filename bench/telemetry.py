@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Final, TextIO, cast
 
+from bench.limits_cost import Tracked
 from bench.report import add_common_options, print_json, print_line, print_machine, print_table, steps
 from gatepost.clock import SYSTEM_CLOCK, SYSTEM_ENTROPY
 from gatepost.deadline.value import Deadline
@@ -31,13 +32,10 @@ from gatepost.delivery.records import Endpoint, EndpointSecret, Secret
 from gatepost.dispatch.attempt import AttemptRunner
 from gatepost.dispatch.bodies import Bodies
 from gatepost.dispatch.catalogue import Catalogue, Listed
-from gatepost.dispatch.endpoint_memory import EndpointMemory
 from gatepost.dispatch.hosts import HostState
 from gatepost.dispatch.lanes import Kind, Lane
-from gatepost.dispatch.limits import DispatchLimits, LimitSettings
 from gatepost.dispatch.notices import Notices
 from gatepost.dispatch.policy_view import PolicyView
-from gatepost.dispatch.policy_watch import PolicyWatch
 from gatepost.dispatch.round import Start
 from gatepost.dispatch.seats import EndpointState, TenantState
 from gatepost.dispatch.settle import Result
@@ -52,8 +50,6 @@ from gatepost.service.observers import Observers
 from gatepost.store.memory import MemoryStore
 from gatepost.store.rows import EventBody, Row, lane_of
 from gatepost.telemetry import Observer
-from gatepost.wire.egress import Denied, EgressPolicy, Target
-from gatepost.wire.egress_rules import EgressRules
 from gatepost.wire.phases import Phase
 from gatepost.wire.reasons import Reason
 from gatepost.wire.signing import new_secret
@@ -167,11 +163,13 @@ class Desk:
     def event_missing(self, start: Start) -> None:
         """Does not happen."""
 
-    def endpoint_changed(self, number: int) -> None:
-        """Nothing waits."""
 
-    def host_changed(self, host: str) -> None:
-        """Nothing waits."""
+class Tracking(Tracked):
+    """Limits, breakers and the watch over policies, by the clock on the wall."""
+
+    def time(self) -> int:
+        """UTC microseconds."""
+        return SYSTEM_CLOCK.wall_us()
 
 
 class Line:
@@ -182,21 +180,17 @@ class Line:
         self.desk = desk = Desk()
         now = clock.wall_us
         self._client = Prepared(observer)
-        self._rules = EgressRules(EgressPolicy())
         self._store = store
+        tracked = Tracking(watched=False)
+        limits, watch = tracked.limits, tracked.watch
         notices = Notices(observer, now)
         view = PolicyView(ClientPolicy(), "bench.1-1")
-        memory = EndpointMemory(store, notices, lambda number: True)
         self._catalogue = Catalogue(
-            store, view, self._check_url, clock, lambda number: None, lambda tenant, origin: None
+            store, view, tracked.check_url, clock, lambda number: None, lambda tenant, origin: None
         )
         bodies = Bodies(store)
         bodies.put(EventBody(EVENT_ID, "acme", "invoice.paid", "application/json", b"x" * 1_024), 1 << 40)
-        settings = LimitSettings()
-        limits = DispatchLimits(settings, self._catalogue, memory, notices, now, entropy, 2_048)
-        limits.steered = desk
-        watch = PolicyWatch(view, memory, limits.p99, settings.breaker, now, lambda host: 1)
-        streaks = Streaks(memory, self._catalogue, desk.disable)
+        streaks = Streaks(tracked.memory, self._catalogue, desk.disable)
         self._runner = AttemptRunner(
             self._client,
             self._catalogue,
@@ -237,9 +231,6 @@ class Line:
         for number, attempt in enumerate(made):
             client.next = attempt
             await run(starts[number % count], 3)
-
-    def _check_url(self, url: str) -> Target | Denied:
-        return self._rules.check_url(url)
 
 
 def service_observers(logs: Logs) -> tuple[Observer, ...]:
