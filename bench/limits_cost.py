@@ -92,7 +92,7 @@ class Tracked:
         settings = LimitSettings()
         self.limits = DispatchLimits(settings, catalogue, memory, notices, self.time, SYSTEM_ENTROPY, 2_048)
         self.limits.steered = Quiet()
-        self.watch = PolicyWatch(view, memory, self.limits.p99, settings.breaker, self.time, lambda host: 1)
+        self.watch = PolicyWatch(view, memory, self.limits.p99, self.time, lambda host: 1)
 
     def time(self) -> int:
         """UTC microseconds."""

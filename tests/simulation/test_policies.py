@@ -7,6 +7,7 @@ from typing import Final
 
 import pytest
 
+from gatepost.admission.breaker import BreakerState, TripCause
 from gatepost.admission.rollout import cohort_of
 from gatepost.delivery.policy import ClientPolicy
 from gatepost.delivery.policy_layers import LayerName, LayerValue
@@ -14,6 +15,7 @@ from gatepost.dispatch.dispatcher import DispatcherSettings
 from gatepost.errors import ConfigurationError, Conflict, NotFound
 from gatepost.store.memory import MemoryStore
 from gatepost.store.port import PolicyVersion
+from gatepost.testing.fake_client import responds, silent
 from tests.simulation.fleet import Fleet
 from tests.simulation.harness import UNGUARDED, Simulation
 
@@ -242,6 +244,63 @@ def test_the_profile_of_a_tier_is_changed_while_everything_runs() -> None:
                 await policies.set(FLEET, values, by=BY, why=WHY, tier="same_dc")
 
     fleet.run(main)
+
+
+def test_breakers_are_set_tried_and_switched_off_while_everything_runs() -> None:
+    """Two timeouts are enough for one tier; a shadow says what one more would have done; and off lets go what a breaker holds."""
+    simulation = Simulation()
+
+    async def main(simulation: Simulation) -> None:
+        async with simulation.dispatcher() as gp:
+            policies = gp.policies
+            dead = await gp.endpoints.create(URL, tier="third_party")
+            simulation.client.on(URL, silent(1.0))
+            await policies.set(
+                LayerName.TIER,
+                {"breaker.consecutive": limit(2), "breaker.open_first": limit(1_200.0)},
+                by=BY,
+                why=WHY,
+                tier="third_party",
+            )
+            await policies.try_in_shadow({"breaker.consecutive": limit(1)}, by=BY, why=WHY)
+            for _ in range(2):
+                await gp.publish("t", {})
+            await asyncio.sleep(60)
+            known = policies.explain(dead.id)
+            assert known.learned is not None
+            assert (known.learned.state, known.learned.cause) == (BreakerState.OPEN, TripCause.TIMEOUTS)
+            rows = {row.name: row for row in known.breaker}
+            assert (rows["breaker.consecutive"].value, rows["breaker.consecutive"].layer) == (2, "tier third_party")
+            assert [one.value for one in rows["breaker.consecutive"].beat] == [5]
+            assert rows["breaker.probes"].layer == "built_in"
+            assert gp.policy_trips[("https://a.receivers.net:443", "breaker")] == 2
+            sent = simulation.client.count
+            await asyncio.sleep(300)
+            assert simulation.client.count == sent, "held"
+            simulation.client.on(URL, responds(200))
+            await policies.set(FLEET, {"breaker.mode": LayerValue("off")}, by=BY, why="let them go")
+            await asyncio.sleep(30)
+            assert (await simulation.store.totals()).waiting == 0
+            assert not gp.limits.breakers(10).endpoint_states
+            for name, value, match in (
+                ("breaker.mode", "of", "write one of on, off, dry_run|write one of off, dry_run, on"),
+                ("breaker.consecutive", 2.5, "whole number"),
+                ("breaker.failure_share", 50.0, "a share up to 1"),
+                ("breaker.probes", 0, "more than 0"),
+                ("breaker.slow_window", 99, "slow_window at most"),
+                ("breaker.colour", 1, "no setting of a breaker"),
+                ("breaker.open_max", 10.0, "0 < open_first <= open_max"),
+            ):
+                with pytest.raises(ConfigurationError, match=match):
+                    await policies.set(FLEET, {name: LayerValue(value)}, by=BY, why=WHY)
+            with pytest.raises(ConfigurationError, match="not learned"):
+                await policies.set(FLEET, {"breaker.probes": limit(2, floor=1.0)}, by=BY, why=WHY)
+            with pytest.raises(ConfigurationError, match="as a number"):
+                await policies.set(FLEET, {"read_timeout": LayerValue("8")}, by=BY, why=WHY)
+            await policies.roll_back(1, by=BY, why=WHY)
+            assert policies.explain(dead.id).breaker[0].value == "on"
+
+    simulation.run(main)
 
 
 def test_a_version_that_cannot_be_in_force_leaves_the_last_one() -> None:

@@ -162,6 +162,8 @@ class Limits:
             self._young[number] = limits
         if limits.rules is not rules:
             limits.configure(rules)
+            if limits.closed or rules.breaker.mode is not _ON:
+                self._troubled.pop(number, None)
         if limits.host != host:
             limits.host, limits.told_at = host, 0
         return limits

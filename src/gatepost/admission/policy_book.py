@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final
 
+from gatepost.admission.breaker_layers import check_said, of_breaker
 from gatepost.admission.rollout import Rollout, RolloutPlan, Stage, abort, names_process
 from gatepost.admission.shadow import JUDGED
 from gatepost.delivery.policy_layers import (
@@ -21,7 +22,6 @@ from gatepost.delivery.policy_layers import (
     LayerValue,
     PolicyLayer,
     Values,
-    check_change,
     tier_values,
 )
 from gatepost.errors import ConfigurationError, Conflict
@@ -117,7 +117,7 @@ class PolicyBook:
         Raises `ConfigurationError`, and `Conflict` while a rollout owns the layer.
         """
         for name, value in values.items():
-            check_change(layer, name, value)
+            check_said(layer, name, value)
         self._check_free(layer, values)
         return self._with(layer, {**self._of(layer, tier), **values}, tier)
 
@@ -137,10 +137,10 @@ class PolicyBook:
     def with_shadow(self, values: Values) -> PolicyBook:
         """Try these in shadow, instead of what was tried; none: nothing. Raises `ConfigurationError`, `Conflict` in a rollout."""
         for name, value in values.items():
-            check_change(LayerName.FLEET, name, value)
+            check_said(LayerName.FLEET, name, value)
             if value.value is None:
                 raise ConfigurationError(f"{name}: write a value, a shadow has no bounds")
-            if name not in JUDGED:
+            if name not in JUDGED and not of_breaker(name):
                 raise ConfigurationError(
                     f'{name}: what it would do shows in no attempt that went without it, so that a shadow could only say "nothing"; try it '
                     f"in one process (gatepost rollout start {name}=...). A shadow judges {', '.join(sorted(JUDGED))}"
@@ -154,7 +154,7 @@ class PolicyBook:
         if not values:
             raise ConfigurationError("write what to roll out, for example read_timeout=8")
         for name, value in values.items():
-            check_change(LayerName.COHORT, name, value)
+            check_said(LayerName.COHORT, name, value)
             if value.value is None:
                 raise ConfigurationError(f"{name}: write a value to roll out")
         if self.rollout is not None and self.rollout.running:
@@ -165,7 +165,7 @@ class PolicyBook:
             raise Conflict("cohort or canary have values of their own: clear them first, a rollout needs both layers")
         number = 1 if self.rollout is None else self.rollout.number + 1
         rollout = Rollout(number, dict(values), plan, Stage.SHADOW, 0, now, now, by, why, canary=canary)
-        judged = {name: value for name, value in values.items() if name in JUDGED}
+        judged = {name: value for name, value in values.items() if name in JUDGED or of_breaker(name)}
         return replace(self, shadow=judged, shadow_number=self.shadow_number + 1).at(rollout)
 
     def at(self, rollout: Rollout) -> PolicyBook:

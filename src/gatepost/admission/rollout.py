@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, assert_never
 
+from gatepost.admission.breaker_layers import of_breaker
 from gatepost.admission.compare import TOLERANCE, Finding, Verdict
 from gatepost.admission.shadow import JUDGED
 from gatepost.delivery.policy_layers import Values
@@ -152,7 +153,7 @@ class Rollout:
     @property
     def judged(self) -> bool:
         """A shadow can say something of its values; of others only the canary can."""
-        return not JUDGED.isdisjoint(self.values)
+        return any(name in JUDGED or of_breaker(name) for name in self.values)
 
     def same(self, mark: str) -> bool:
         """It is a stage of this rollout that is named so."""

@@ -22,6 +22,8 @@ from gatepost.delivery.policy import POOL_FIELDS, ClientPolicy
 from gatepost.errors import ConfigurationError
 
 Number = float | int | bool
+Said = Number | str
+"""What a layer may say: limits are numbers, a breaker's mode is a word."""
 
 
 class LayerName(StrEnum):
@@ -68,7 +70,7 @@ REASON_MAX: Final = 500
 class LayerValue:
     """What one layer says of one limit, who said so, when and why. None: it does not say."""
 
-    value: Number | None = None
+    value: Said | None = None
     floor: float | None = None
     ceiling: float | None = None
     by: str = ""
@@ -102,7 +104,7 @@ class Beaten:
     """A value that a higher layer replaced."""
 
     layer: str
-    value: Number
+    value: Said
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ class Effective:
     """One limit in force and its history: who set it, when, why, and what it beat (the nearest first)."""
 
     name: str
-    value: Number
+    value: Said
     layer: str
     by: str = ""
     at: int = 0
@@ -185,7 +187,7 @@ def tier_values(tier: str, said: Values) -> Values:
     merged = {**profile, **said}
     given, was = said.get(LEARNABLE), profile[LEARNABLE]
     if given is not None:
-        value = was.value if given.value is None else given.value
+        value = number_of(was.value if given.value is None else given.value)
         floor = was.floor if given.floor is None else given.floor
         ceiling = was.ceiling if given.ceiling is None else given.ceiling
         if value is not None and given.floor is None and floor is not None:
@@ -194,6 +196,13 @@ def tier_values(tier: str, said: Values) -> Values:
             ceiling = max(ceiling, value)
         merged[LEARNABLE] = replace(given, value=value, floor=floor, ceiling=ceiling)
     return MappingProxyType(merged)
+
+
+def number_of(value: Said | None) -> float | None:
+    """Seconds of a limit that is some; None for none."""
+    if isinstance(value, str):
+        raise ConfigurationError(f"{value!r}: write a number")
+    return value
 
 
 def compose(base: ClientPolicy, layers: Sequence[PolicyLayer], bounds: tuple[float, float] = BOUNDS) -> EffectivePolicy:
@@ -314,9 +323,10 @@ def _check_bounds(name: str, given: LayerValue) -> None:
         raise ConfigurationError(
             f"{name}: floor {given.floor:g} is above ceiling {given.ceiling:g}; write them the other way round"
         )
-    if given.value is not None and given.ceiling is not None and given.value > given.ceiling:
+    value = number_of(given.value)
+    if value is not None and given.ceiling is not None and value > given.ceiling:
         raise ConfigurationError(
-            f"{name}={given.value:g} is above its own ceiling {given.ceiling:g}: raise the ceiling with it"
+            f"{name}={value:g} is above its own ceiling {given.ceiling:g}: raise the ceiling with it"
         )
 
 
@@ -334,7 +344,8 @@ def _resolve(row: Effective, configured: Any, layers: Sequence[PolicyLayer], cha
             changes[name] = said.value
             row = _above(row, said.value, layer.label, said.by, said.at, said.why)
             if layer.name in STORED and said.ceiling is None and name == LEARNABLE:
-                ceiling = said.value if ceiling is None else min(ceiling, said.value)
+                most = number_of(said.value)
+                ceiling = most if ceiling is None or most is None else min(ceiling, most)
     if floor is not None and ceiling is not None and floor > ceiling:
         floor = ceiling  # whoever says "no longer than" means it
     return replace(row, floor=floor, ceiling=ceiling)

@@ -46,7 +46,7 @@ from gatepost.dispatch.outboxes import OutboxFollower
 from gatepost.dispatch.own_outbox import OwnOutbox
 from gatepost.dispatch.policies import Policies
 from gatepost.dispatch.policy_reports import PolicyReports
-from gatepost.dispatch.policy_view import PolicyView
+from gatepost.dispatch.policy_view import NOBODY, PolicyView
 from gatepost.dispatch.policy_watch import PolicyWatch
 from gatepost.dispatch.publisher import outbox_event, outbox_receipt
 from gatepost.dispatch.rollout import RolloutLoop
@@ -118,7 +118,7 @@ class Dispatcher:
         self._notices = Notices(observer, self._store_time)
         self.lag: Final = LoopLag(clock)
         self._tasks = TaskSet(self._notices.trouble)
-        self._view = PolicyView(client.policy, node, self.settings.limits.adapt)
+        self._view = PolicyView(client.policy, node, self.settings.limits.adapt, self.settings.limits.breaker)
         self._catalogue = Catalogue(
             store, self._view, client.check_url, clock, self._endpoint_changed, Moves(clock, client.forget).left
         )
@@ -169,7 +169,6 @@ class Dispatcher:
             self._view,
             self._memory,
             self.limits.p99,
-            self.settings.limits.breaker,
             self._store_time,
             self._scheduler.host_in_flight,
         )
@@ -653,6 +652,7 @@ class Dispatcher:
                 self._scheduler.set_host_cap(host_cap)
             self.client.adopt(policy)
             self._worker.poke()
+        self.limits.use_host_rules(self._view.shared(None, NOBODY).breaker)
         if caps:
             self._tasks.start(self._tell_caps())
 

@@ -22,7 +22,7 @@ from typing import Final, Protocol, assert_never
 
 from gatepost.admission.adapt import AdaptRules
 from gatepost.admission.alerts import AlertChange, MixAlert
-from gatepost.admission.breaker import BreakerMode, BreakerRules, BreakerState
+from gatepost.admission.breaker import BreakerRules, BreakerState
 from gatepost.admission.concurrency import ConcurrencyRules, concurrency_rules
 from gatepost.admission.endpoint_limits import BreakerChange, EndpointStatistics, LimitRules, TimeoutChange
 from gatepost.admission.evidence import NOTHING, facts_of
@@ -232,6 +232,10 @@ class DispatchLimits:
             self._limits.endpoint(number, listed.settings.host, self.rules_of(listed))
             self._limits.reset(number)
 
+    def use_host_rules(self, rules: BreakerRules) -> None:
+        """Other rules for breakers of hosts."""
+        self._limits.host_rules = rules
+
     def drop(self, numbers: Iterable[int]) -> None:
         """Endpoints of parts that were lost."""
         self._limits.forget(numbers)
@@ -257,6 +261,7 @@ class DispatchLimits:
             adapt.floor,
             adapt.ceiling,
             adapt.record_from,
+            listed.shared.breaker,
         )
         rules = self._rules.get(key)
         if rules is None:
@@ -268,7 +273,7 @@ class DispatchLimits:
                 else ConcurrencyRules(cap, cap, cap, fixed=True)
             )
             rules = self._rules[key] = LimitRules(
-                adapt, self._settings.breaker, concurrency, listed.policy.read_timeout, pinned
+                adapt, listed.shared.breaker, concurrency, listed.policy.read_timeout, pinned
             )
         return rules
 
@@ -425,8 +430,7 @@ class DispatchLimits:
                     self.turned(changed.number, change)
                 self._memory.touch(changed.number)
                 if change.state is BreakerState.OPEN and change.cause is not None:
-                    dry_run = self._settings.breaker.mode is BreakerMode.DRY_RUN
-                    self._notices.circuit_opened(tenant, endpoint_id, change.cause, dry_run=dry_run)
+                    self._notices.circuit_opened(tenant, endpoint_id, change.cause, dry_run=change.dry_run)
             case MixAlert():
                 if change.change is AlertChange.RAISED:
                     self._notices.outcomes_changed(

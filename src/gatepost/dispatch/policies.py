@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gatepost.admission.adapt import AdaptMode
+from gatepost.admission.breaker_layers import check_said, of_breaker
 from gatepost.admission.endpoint_limits import EndpointStatistics
 from gatepost.admission.policy_book import PolicyBook
 from gatepost.admission.rollout import Rollout, RolloutPlan, Stage, following, stem
@@ -22,14 +23,15 @@ from gatepost.delivery.budget import strict_fault, window_fault
 from gatepost.delivery.ids import ENDPOINT, decode_id
 from gatepost.delivery.policy_layers import (
     LEARNABLE,
+    Effective,
     EffectivePolicy,
     LayerName,
     LayerValue,
     LearnedLimit,
     Values,
-    check_change,
     consequence_of,
     for_endpoint,
+    number_of,
 )
 from gatepost.delivery.records import Endpoint
 from gatepost.dispatch.catalogue import Catalogue, Listed
@@ -68,6 +70,8 @@ class Explained:
     process: str
     version: int
     effective: EffectivePolicy
+    breaker: tuple[Effective, ...]
+    """Settings of its breaker."""
     learned: EndpointStatistics | None
     """None: nothing is known here; another process may own the endpoint."""
     place: float
@@ -123,6 +127,10 @@ class Policies:
         """What this process has for an endpoint of no tier, outside of any cohort."""
         return self._view.of_process
 
+    def breaker_of_process(self) -> tuple[Effective, ...]:
+        """Settings of breakers in this process, for an endpoint of no tier, outside of any cohort."""
+        return self._view.shared(None, NOBODY).breaker_rows
+
     def explain(self, endpoint_id: str) -> Explained:
         """The limits of an endpoint, who set each, when, why, and what it beat. Raises `NotFound`."""
         listed = self._listed(endpoint_id)
@@ -130,7 +138,9 @@ class Policies:
         effective = for_endpoint(
             listed.shared.effective, listed.endpoint.limits, _learned(known, listed), listed.endpoint.updated_at
         )
-        return Explained(endpoint_id, self._view.process, self.version, effective, known, listed.place)
+        return Explained(
+            endpoint_id, self._view.process, self.version, effective, listed.shared.breaker_rows, known, listed.place
+        )
 
     async def history(self, before: int | None = None, limit: int = HISTORY_PAGE) -> Sequence[PolicyVersion]:
         """Versions, newest first."""
@@ -182,9 +192,9 @@ class Policies:
             return made
 
         for name, given in signed.items():
-            check_change(layer, name, given)
+            check_said(layer, name, given)
         below = self._view.of_process if tier is None else self._view.shared(tier, NOBODY).effective
-        said = [text for name, value in signed.items() for text in consequence_of(name, value.value, below)]
+        said = [text for name, value in signed.items() for text in _consequence_of(name, value, below)]
         action = f"set {layer} {tier or ''}".rstrip()
         version = await self._change(f"{action} {_written(signed)}", by, why, changed, force=force)
         return PolicyChange(version, tuple(said))
@@ -242,7 +252,7 @@ class Policies:
         before = replace(self.book, fleet={**fleet, **self._fleet_before(rollout)})
         policy = self._view.proposed(listed.endpoint, {}, before)
         own = dict(listed.endpoint.limits)
-        pinned = {name: getattr(policy, name) for name in rollout.values if name not in own}
+        pinned = {name: getattr(policy, name) for name in rollout.values if name not in own and not of_breaker(name)}
         await self.override({endpoint_id: pinned}, by=by, why=f"rollout {rollout.number} taken back: {why}")
         return pinned
 
@@ -361,9 +371,11 @@ class Policies:
 
     # ------------------------------------------------------------------------------------------------- helpers
 
-    def _caps(self) -> tuple[int, int, float]:
+    def _caps(self) -> list[object]:
+        """What the scheduler goes by: caps, and breakers, whose holds end when they are switched off."""
         view = self._view
-        return view.shared(None, 0.0).cap, view.shared(None, 1.0).cap, view.book.cohort_share
+        shared = [view.shared(tier, place) for tier, place in view.kinds()]
+        return [view.book.cohort_share, *((one.cap, one.breaker) for one in shared)]
 
     def _listed(self, endpoint_id: str) -> Listed:
         try:
@@ -469,6 +481,10 @@ def _learned(known: EndpointStatistics | None, listed: Listed) -> LearnedLimit |
     learned = known.learned
     in_force = known.read_timeout if learned.in_force and known.read_timeout != listed.policy.read_timeout else None
     return LearnedLimit(in_force, learned.learned_at, learned.text)
+
+
+def _consequence_of(name: str, said: LayerValue, below: EffectivePolicy) -> list[str]:
+    return [] if of_breaker(name) else consequence_of(name, number_of(said.value), below)
 
 
 def _check_reason(why: str, by: str) -> None:

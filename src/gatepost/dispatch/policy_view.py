@@ -11,11 +11,14 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gatepost.admission.adapt import TIERS, AdaptRules
+from gatepost.admission.breaker import BreakerRules
+from gatepost.admission.breaker_layers import breaker_under
 from gatepost.admission.policy_book import PolicyBook
 from gatepost.admission.rollout import cohort_of
 from gatepost.delivery.policy import POOL_FIELDS, ClientPolicy
 from gatepost.delivery.policy_layers import (
     NO_VALUES,
+    Effective,
     EffectivePolicy,
     Values,
     compose,
@@ -38,15 +41,26 @@ class Shared:
     """Attempts in flight at one endpoint."""
     adapt: AdaptRules
     """What may be learned."""
+    breaker: BreakerRules
+    breaker_rows: tuple[Effective, ...] = field(repr=False)
+    """Settings of the breaker, with who said each."""
 
 
 class PolicyView:
-    """`process` is this process' name. `adapt`: what its configuration lets be learned about endpoints of no tier."""
+    """`process` is this process' name. `adapt`: what its configuration lets be learned about endpoints of no tier; `breaker`: its
+    breakers."""
 
-    def __init__(self, configured: ClientPolicy, process: str = "", adapt: AdaptRules | None = None) -> None:
+    def __init__(
+        self,
+        configured: ClientPolicy,
+        process: str = "",
+        adapt: AdaptRules | None = None,
+        breaker: BreakerRules | None = None,
+    ) -> None:
         self.configured: Final = configured
         self.process: Final = process
         self._adapt = adapt or AdaptRules()
+        self._breaker = breaker or BreakerRules()
         self.version = 0
         """Rises when something here changes; not the stored version, which other processes' layers raise too."""
         self.book = PolicyBook()
@@ -96,7 +110,7 @@ class PolicyView:
 
     def trial(self, book: PolicyBook) -> PolicyView:
         """A view of another book, for checks. Raises `ConfigurationError` for one that cannot be in force."""
-        tried = PolicyView(self.configured, self.process, self._adapt)
+        tried = PolicyView(self.configured, self.process, self._adapt, self._breaker)
         tried.use(book)
         return tried
 
@@ -114,12 +128,15 @@ class PolicyView:
     def _share(self, book: PolicyBook, tier: str | None, place: float, client: ClientPolicy) -> Shared:
         effective = self._composed(book, tier, place)
         floor, ceiling = effective.learning
+        breaker, breaker_rows = breaker_under(self._breaker, book.layers(tier, place, self.process))
         rules = self._adapt if tier is None else replace(TIERS[tier], mode=self._adapt.mode)
         return Shared(
             effective,
             effective.policy.with_values({name: getattr(client, name) for name in POOL_FIELDS}),
             effective.policy.per_endpoint_concurrency,
             rules if (floor, ceiling) == (rules.floor, rules.ceiling) else replace(rules, floor=floor, ceiling=ceiling),
+            breaker,
+            breaker_rows,
         )
 
 

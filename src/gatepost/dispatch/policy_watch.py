@@ -19,7 +19,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from gatepost.admission.attempt_counts import checked, count, hours_of, new_counts, times_of
-from gatepost.admission.breaker import BreakerRules
+from gatepost.admission.breaker_layers import of_breaker
 from gatepost.admission.compare import Case, Ending
 from gatepost.admission.endpoint_limits import BreakerChange
 from gatepost.admission.outcome_hours import OutcomeHours
@@ -191,14 +191,12 @@ class PolicyWatch:
         view: PolicyView,
         memory: EndpointMemory,
         p99_of: Callable[[int], float | None],
-        breaker: BreakerRules,
         store_time: Callable[[], int],
         host_in_flight: Callable[[str], int],
     ) -> None:
         self._view = view
         self._memory = memory
         self._p99_of = p99_of
-        self._breaker = breaker
         self._store_time = store_time
         self._host_in_flight = host_in_flight
         self._counts: dict[int, bytearray] = {}
@@ -208,6 +206,7 @@ class PolicyWatch:
         self._unsaid: set[int] = set()
         """Endpoints of which a shadow or a rollout counted something since `tell`."""
         self._tried: tuple[int, PolicyView] | None = None
+        self._breakers_tried = False
         self.trips: dict[tuple[str, str], int] = {}
         """Attempts that a limit tried in shadow would have met, by host and limit, since the start."""
         memory.lend(SECTION, self._packed, self._unpack)
@@ -288,10 +287,10 @@ class PolicyWatch:
             met.append(HOST_CAP)
         now = self._store_time()
         breaker = passing.breaker
-        if breaker is None and ended:  # until then it has seen what the real one saw
+        if breaker is None and (ended or self._breakers_tried):  # until then it has seen what the real one saw
             breaker = passing.breaker = ShadowBreaker(count.judged, now)
         if breaker is not None and breaker.saw(
-            attempt, ended, tried, now, flying.tracked.limits.cap, in_flight, self._breaker
+            attempt, ended, tried, now, flying.tracked.limits.cap, in_flight, shared.breaker
         ):
             met.append(BREAKER)
         count.judged += 1
@@ -312,6 +311,7 @@ class PolicyWatch:
         if self._tried is None or self._tried[0] != self._view.version:
             fleet = {**book.fleet, **book.shadow}
             self._tried = (self._view.version, self._view.trial(replace(book, fleet=fleet)))
+            self._breakers_tried = any(of_breaker(name) for name in book.shadow)
         shared = self._tried[1].shared(listed.endpoint.tier, listed.place)
         own = listed.endpoint.limits
         policy = shared.policy.with_values(own) if own else shared.policy

@@ -161,7 +161,9 @@ Layer = Literal["tier", "fleet", "cohort", "canary"]
 class PolicyValue(Body):
     """What a layer says of one limit."""
 
-    value: bool | int | float | None = None
+    value: bool | int | float | Literal["on", "off", "dry_run", "share", "wilson"] | None = Field(
+        None, description="A number, or true or false; a word for `breaker.mode` and `breaker.judge`."
+    )
     floor: Seconds | None = Field(None, description="Learning does not go below it; read_timeout only.")
     ceiling: Seconds | None = Field(None, description="Learning does not go above it; read_timeout only.")
 

@@ -20,6 +20,6 @@ async def process_policy(service: ServiceDep, caller: CallerDep) -> dict[str, An
     return {
         "process": policies.process,
         "version": policies.version,
-        "limits": effective_view(policies.of_process()),
+        "limits": effective_view(policies.of_process(), policies.breaker_of_process()),
         "doubts": policies.doubts(),
     }

@@ -7,7 +7,7 @@ from typing import Any
 from gatepost.admission.compare import Verdict
 from gatepost.admission.policy_book import PolicyBook
 from gatepost.admission.rollout import Rollout
-from gatepost.delivery.policy_layers import GRADUAL, EffectivePolicy, LayerValue, Values
+from gatepost.delivery.policy_layers import GRADUAL, Effective, EffectivePolicy, LayerValue, Values
 from gatepost.dispatch.learned import KnownLimits
 from gatepost.dispatch.policies import Explained, PolicyChange
 from gatepost.dispatch.policy_reports import Reviewed, ShadowReport
@@ -16,8 +16,8 @@ from gatepost.service.api.views import time_text
 from gatepost.store.port import PolicyVersion
 
 
-def effective_view(effective: EffectivePolicy) -> list[dict[str, Any]]:
-    """Each limit in force."""
+def effective_view(effective: EffectivePolicy, breaker: tuple[Effective, ...]) -> list[dict[str, Any]]:
+    """Each limit in force, and each setting of the breaker."""
     return [
         {
             "limit": row.name,
@@ -30,7 +30,7 @@ def effective_view(effective: EffectivePolicy) -> list[dict[str, Any]]:
             "floor": row.floor,
             "ceiling": row.ceiling,
         }
-        for row in effective.values
+        for row in (*effective.values, *breaker)
     ]
 
 
@@ -41,7 +41,7 @@ def explained_view(explained: Explained, known: KnownLimits | None) -> dict[str,
         "process": explained.process,
         "version": explained.version,
         "place": round(explained.place, 6),
-        "limits": effective_view(explained.effective),
+        "limits": effective_view(explained.effective, explained.breaker),
         "learned": None if known is None else learned_view(known),
     }
 

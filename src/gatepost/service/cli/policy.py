@@ -28,7 +28,9 @@ ConfigOption = Annotated[
 Why = Annotated[str, typer.Option("--why", help="Kept in the history.")]
 Limits = Annotated[
     list[str],
-    typer.Argument(metavar="LIMIT=VALUE...", help="For example read_timeout=8, read_timeout.ceiling=12."),
+    typer.Argument(
+        metavar="LIMIT=VALUE...", help="For example read_timeout=8, read_timeout.ceiling=12, breaker.open_first=20."
+    ),
 ]
 LayerOption = Annotated[str, typer.Option("--layer", help="tier, fleet, cohort or canary.")]
 TierOption = Annotated[
@@ -178,10 +180,13 @@ def history(
 
 
 def parse_limits(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """`read_timeout=8` and `read_timeout.ceiling=12` as the API takes them. Raises `ConfigurationError`."""
+    """`read_timeout=8`, `read_timeout.ceiling=12` and `breaker.mode=dry_run` as the API takes them. Raises `ConfigurationError`."""
     found: dict[str, dict[str, Any]] = {}
     for text in texts:
         name, _, bound = text.partition("=")[0].partition(".")
+        if name == "breaker":
+            found[f"breaker.{bound}"] = {"value": _breaker_value(text.partition("=")[2])}
+            continue
         if bound:
             if bound not in ("floor", "ceiling"):
                 raise ConfigurationError(f"{text!r}: write {name}=, {name}.floor= or {name}.ceiling=")
@@ -191,6 +196,15 @@ def parse_limits(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
             name, value = parse_field(text)
             found.setdefault(name, {})["value"] = value
     return found
+
+
+def _breaker_value(text: str) -> float | int | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
 
 
 def print_change(answer: dict[str, Any], as_json: bool) -> None:
