@@ -1,8 +1,8 @@
 """Who was at work where another process owned the part, or beside another process: each overlap of a chaos run, with its reason.
 
 A process that was frozen, or that hears nothing, cannot see that its time is over: what it had begun may meet its successor, and the
-receiver may get a delivery twice. That is allowed for unordered endpoints (at least once), and for nothing else. Pure: used by
-`bench.chaos_invariants`.
+receiver may get a delivery twice. That is allowed (at least once); but at ordered endpoints nothing may be in flight beside anything,
+so who takes their part waits for an attempt's budget first. Pure: used by `bench.chaos_invariants`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -168,8 +168,18 @@ def met_without_part(starts: Iterable[Start], holds: Sequence[Hold], faults: Seq
     return found
 
 
-def met_in_log(attempts: Iterable[AttemptLine], wall_minus_monotonic: float, faults: Sequence[Fault]) -> list[Met]:
-    """Attempts of one delivery that two processes had in flight at the same time, by their own log."""
+def met_in_log(
+    attempts: Iterable[AttemptLine],
+    wall_minus_monotonic: float,
+    faults: Sequence[Fault],
+    ordered: Collection[int],
+    budget: float,
+) -> list[Met]:
+    """Attempts of one delivery that two processes had in flight at the same time, by their own log.
+
+    Who is frozen takes an attempt to be in flight until it goes on, however long ago the receiver answered. At `ordered` endpoints
+    the successor must have let an attempt's `budget` (seconds) pass, so that nobody can be at work on the first one any more.
+    """
     found = []
     by_delivery: dict[int, list[AttemptLine]] = defaultdict(list)
     for line in attempts:
@@ -180,19 +190,19 @@ def met_in_log(attempts: Iterable[AttemptLine], wall_minus_monotonic: float, fau
             if one.worker == other.worker or other.started_at >= one.started_at + one.elapsed:
                 continue
             at = other.started_at / 1e6 - wall_minus_monotonic
-            fault = next(
-                (
-                    fault
-                    for fault in faults
-                    if fault.blinds and fault.pid in (one.pid, other.pid) and fault.at <= at <= fault.until + AFTERMATH
-                ),
-                None,
-            )
+            causes = [
+                fault
+                for fault in faults
+                if fault.blinds and fault.pid in (one.pid, other.pid) and fault.at <= at <= fault.until + AFTERMATH
+            ]
+            causes.sort(key=lambda fault: fault.pid != one.pid)  # who had the first one is the likelier cause
+            waited = (other.started_at - one.started_at) / 1e6
+            allowed = bool(causes) and (one.endpoint not in ordered or waited >= budget)
             words = (
                 f"process {one.pid} had attempt {one.number} in flight for {one.elapsed / 1e6:.1f} s, process {other.pid} began "
-                f"attempt {other.number} after {(other.started_at - one.started_at) / 1e6:.1f} s"
+                f"attempt {other.number} after {waited:.1f} s"
             )
-            found.append(Met("same delivery twice", one.endpoint, at, words, fault))
+            found.append(Met("same delivery twice", one.endpoint, at, words, causes[0] if allowed else None))
     return found
 
 

@@ -89,6 +89,10 @@ def test_faults_come_as_often_as_asked() -> None:
     assert Plan(workers=1, events=1, rate=1.0, kills=9, order=("cut", "kill")).faults() == ["cut", "kill"]
 
 
+FROZEN = [Fault("freeze", 9.0, 43.0, 7), Fault("kill", 10.1, 10.1, 7)]
+FIRST = [AttemptLine(1, 1, 8_900_000, "7-a", True, 34_200_000, 0)]
+
+
 def whole() -> Evidence:
     """A small run in which all invariants hold, with one fault and one double that it explains."""
     return Evidence(
@@ -139,6 +143,8 @@ def test_a_run_in_which_everything_held_breaks_no_invariant() -> None:
         ("I2", {"overlaps": [Overlap(0, 10.0, 8, (7,))], "faults": [Fault("freeze", 9.0, 43.0, 7)]}),
         ("I2", {"overlaps": [Overlap(1, 10.0, 7, (8,), over_cap=False)]}),
         ("I2", {"attempts": [AttemptLine(1, 1, 100, "7-a", True, 900), AttemptLine(1, 1, 500, "8-a", True, 9)]}),
+        ("I2", {"overlaps": [Overlap(0, 9.5, 8, (7,), over_cap=False)], "faults": FROZEN}),
+        ("I2", {"attempts": [*FIRST, AttemptLine(1, 1, 20_000_000, "8-a", True, 9, 0)], "faults": FROZEN}),
         ("I3", {"out_of_order": 1}),
         ("I3", {"chains": {(0, 1): [12.0, 10.0]}}),
         ("I4", {"waits": {1: [(0.0, 0.1)] * ENOUGH, 2: [(0.0, 0.1)] * ENOUGH, 3: [(0.0, 9.0)] * ENOUGH}}),
@@ -170,7 +176,7 @@ def test_each_invariant_can_be_broken(invariant: str, changes: dict[str, Any]) -
 
 
 def test_overlaps_of_a_frozen_process_with_its_successor_are_counted_and_explained() -> None:
-    """A process that does not run cannot see that its time is over: for unordered lanes that is allowed, and said with its epoch."""
+    """A process that does not run cannot see that its time is over: that is allowed, and said with its epoch."""
     run = replace(
         whole(),
         overlaps=[Overlap(1, 44.0, 7, (8,)), Overlap(1, 44.1, 8, (7,), over_cap=False)],
@@ -194,6 +200,13 @@ def test_overlaps_of_a_frozen_process_with_its_successor_are_counted_and_explain
         "endpoint 1, without the part: process 7 (epoch 2) started while process 8 held epoch 3 (freeze of process 7)",
         "endpoint 1, beside another process: process 8 (epoch 3) started beside 1 of process 7 (epoch 2) (freeze of process 7)",
     ]
+
+
+def test_at_an_ordered_endpoint_the_successor_waits_until_nobody_can_be_at_work() -> None:
+    """The receiver may get the delivery again, but never while it still has the first one in its hands."""
+    later = AttemptLine(1, 1, 41_500_000, "8-a", True, 9_000, 0)
+    run = replace(whole(), attempts=[*FIRST, later], faults=FROZEN, replayed_at=None)
+    assert [one for one in judge(run) if not one.held] == []
 
 
 def test_a_part_that_nobody_looked_at_accuses_nobody() -> None:
