@@ -1,4 +1,4 @@
-"""What one keep-alive POST of 1 KiB costs in CPU: our client, aiohttp and httpx2 in turn against the same local receiver.
+"""What one keep-alive POST of 1 KiB costs in CPU: our client and others in turn against the same local receiver.
 
 Each round runs in a process of its own under uvloop; the receiver runs in another, on another core where there is one. The
 best round counts, because noise on a shared machine only ever adds. `python -m bench.client` and `gatepost bench client`.
@@ -51,12 +51,19 @@ LOADS: Final = {
     "aiohttp": Load(3_000, 12_000),
     # 13 ms a request: the warm-up only fills the pool.
     "httpx2": Load(400, 300),
+    # Its pool walks all connections for each request, 65 ms at 400 hosts; to fill it takes longer than to count.
+    "httpx": Load(300, 100),
+    "httpx-limited": Load(300, 100),
 }
 QUICK_LOADS: Final = {
     "gatepost": Load(2_000, 12_000),
     "aiohttp": Load(1_000, 4_000),
     "httpx2": Load(300, 100),
+    "httpx": Load(100, 50),
+    "httpx-limited": Load(100, 50),
 }
+NO_IDLE: Final = ("httpx2", "httpx", "httpx-limited")
+"""Clients that are not measured with 5,000 idle hosts: their cost grows with every connection in the pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +138,7 @@ def measure_fan_out(plan: Plan, urls: Sequence[str], progress: Steps) -> dict[st
 
 def measure_idle(plan: Plan, urls: Sequence[str], progress: Steps) -> dict[tuple[str, int], Series]:
     """64 hosts under load while 10 or 5,000 others sit idle, in turn; aiohttp for comparison of memory."""
-    wanted = [(name, count) for name in plan.clients if name != "httpx2" for count in (IDLE_FEW, IDLE_MANY)]
+    wanted = [(name, count) for name in plan.clients if name not in NO_IDLE for count in (IDLE_FEW, IDLE_MANY)]
     series = {key: Series(key[0], []) for key in wanted}
     for number in range(plan.idle_rounds):
         for name, count in wanted:
@@ -153,8 +160,8 @@ def measure_idle(plan: Plan, urls: Sequence[str], progress: Steps) -> dict[tuple
 def run(plan: Plan) -> dict[str, Any]:
     """Everything, as one JSON-able result."""
     raise_file_limit()
-    with_idle = plan.idle_rounds > 0 and any(name != "httpx2" for name in plan.clients)
-    idle_steps = plan.idle_rounds * 2 * sum(name != "httpx2" for name in plan.clients)
+    with_idle = plan.idle_rounds > 0 and any(name not in NO_IDLE for name in plan.clients)
+    idle_steps = plan.idle_rounds * 2 * sum(name not in NO_IDLE for name in plan.clients)
     with (
         ReceiverProcess("--no-ids", "--ports", str(PORTS_PER_RECEIVER if with_idle else HOSTS)) as receiver,
         steps(plan.rounds * len(plan.clients) + idle_steps) as progress,
@@ -232,7 +239,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run from the command line. Exit 1 when requests failed, since their figures mean nothing."""
     parser = argparse.ArgumentParser("bench.client", description=__doc__.partition("\n")[0] if __doc__ else None)
     add_common_options(parser)
-    parser.add_argument("--clients", default="gatepost,aiohttp,httpx2", help="which, comma-separated")
+    parser.add_argument(
+        "--clients",
+        "--engines",
+        default="gatepost,aiohttp,httpx2",
+        help=f"which, comma-separated, of {', '.join(LOADS)}",
+    )
     parser.add_argument("--rounds", type=int, help="alternating rounds (default 5; 2 with --quick)")
     options = parser.parse_args(argv)
     clients = options.clients.split(",")

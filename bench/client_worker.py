@@ -12,6 +12,7 @@ import json
 import random
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
@@ -157,8 +158,66 @@ async def open_httpx2(stack: AsyncExitStack, task: RoundTask) -> Send:
     return send
 
 
+async def open_httpx(stack: AsyncExitStack, task: RoundTask) -> Send:
+    """httpx without limits of its own."""
+    import httpx
+
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=600.0)
+    client = await stack.enter_async_context(httpx.AsyncClient(limits=limits, timeout=60.0, trust_env=False))
+    headers = {"content-type": "application/json"}
+
+    async def send(url: str) -> bool:
+        response = await client.post(url, content=PAYLOAD, headers=headers)
+        return response.status_code == 200
+
+    return send
+
+
+async def open_httpx_limited(stack: AsyncExitStack, task: RoundTask) -> Send:
+    """httpx as a careful user sets it up: layered timeouts, 200 connections, and a gate of 6 for each endpoint.
+
+    A gate that is not free within a second sheds the delivery, which counts as failed here. Endpoints on loopback differ
+    by port only, so the gate is by host and port.
+    """
+    import httpx
+
+    client = await stack.enter_async_context(
+        httpx.AsyncClient(
+            timeout=httpx.Timeout(connect=3.0, write=5.0, read=10.0, pool=2.0),
+            limits=httpx.Limits(max_connections=200, max_keepalive_connections=100, keepalive_expiry=30.0),
+            follow_redirects=False,
+            trust_env=False,
+        )
+    )
+    gates: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(6))
+    headers = {"content-type": "application/json"}
+
+    async def send(url: str) -> bool:
+        gate = gates[httpx.URL(url).netloc.decode()]
+        try:
+            async with asyncio.timeout(1.0):
+                await gate.acquire()
+        except TimeoutError:
+            return False
+        try:
+            response = await client.post(url, content=PAYLOAD, headers=headers)
+        except httpx.HTTPError:
+            return False
+        finally:
+            gate.release()
+        return response.status_code == 200
+
+    return send
+
+
 Opener = Callable[[AsyncExitStack, RoundTask], Awaitable[Send]]
-OPENERS: dict[str, Opener] = {"gatepost": open_gatepost, "aiohttp": open_aiohttp, "httpx2": open_httpx2}
+OPENERS: dict[str, Opener] = {
+    "gatepost": open_gatepost,
+    "aiohttp": open_aiohttp,
+    "httpx2": open_httpx2,
+    "httpx": open_httpx,
+    "httpx-limited": open_httpx_limited,
+}
 
 
 def main() -> int:
