@@ -94,7 +94,9 @@ class ChaosReceiver:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = writer.get_extra_info("peername")
-        pid = process_at(peer[1], self.port, self._senders()) if peer else 0
+        # In a thread: after a crash hundreds connect at once, and answers must not wait for all these looks.
+        senders = list(self._senders())
+        pid = await asyncio.to_thread(process_at, peer[1], self.port, senders) if peer and senders else NOBODY
         try:
             while await self._exchange(reader, writer, pid):
                 pass
