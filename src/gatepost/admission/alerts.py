@@ -11,7 +11,6 @@ it. It is cleared within 10 points of the usual share; what lasts for a day has 
 
 from __future__ import annotations
 
-from array import array
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -29,6 +28,11 @@ USUAL_AFTER_US: Final = 86_400_000_000
 KINDS: Final = (Sign.BUSY, Sign.REFUSED, Sign.FAILED, Sign.TIMEOUT, Sign.SETUP)
 """Changes of these are alerts. Smaller samples cannot alarm, whatever they hold."""
 
+BITS: Final = 12
+"""Of each count."""
+
+_FULL: Final = (1 << BITS) - 1
+_ROW: Final = (1 << SIGNS * BITS) - 1
 _OK: Final = int(Sign.OK)
 _NONE_USUAL: Final = bytes(SIGNS)
 
@@ -56,8 +60,8 @@ class OutcomeMix:
     __slots__ = ("_alarm", "_alarm_at", "_bucket", "_counts", "_ended", "_usual")
 
     def __init__(self) -> None:
-        self._counts = array("H", (0,)) * (SIGNS * (BUCKETS + 1))  # exactly its place
-        """`BUCKETS` rows of counts by sign, and their sums in one more."""
+        self._counts = 0
+        """`BUCKETS` rows of counts by sign, of `BITS` each in one number: half of what an array takes, for each of a hundred thousand."""
         self._bucket = 0
         self._ended = 0
         self._usual = _NONE_USUAL
@@ -73,36 +77,35 @@ class OutcomeMix:
     @property
     def calls(self) -> int:
         """Attempts counted in the last five minutes."""
-        return sum(self._counts[-SIGNS:])
+        return sum(self._sums())
 
     def share(self, sign: Sign) -> float:
         """Of the last five minutes; 0.0 without attempts."""
-        calls = self.calls
-        return self._counts[sign - SIGNS] / calls if calls else 0.0
+        sums = self._sums()
+        calls = sum(sums)
+        return sums[sign] / calls if calls else 0.0
 
     def observe(self, sign: Sign, now: int) -> MixAlert | None:
         """One more attempt; what changed by it, or None. O(1)."""
         bucket = now // BUCKET_US
         cleared = self._turn(bucket, now) if bucket != self._bucket else None
-        counts = self._counts
-        place = bucket % BUCKETS * SIGNS + sign
-        if counts[place] < 0xFFF:  # of a million in five minutes the share is known well enough
-            counts[place] += 1
-            counts[sign - SIGNS] += 1
+        place = (bucket % BUCKETS * SIGNS + sign) * BITS
+        if self._counts >> place & _FULL != _FULL:  # of a million in five minutes the share is known well enough
+            self._counts += 1 << place
         if sign == _OK or self._alarm is not None:
             return cleared
-        calls = sum(counts[-SIGNS:])
+        sums = self._sums()
+        calls = sum(sums)
         if calls < CALLS_MIN or sign not in KINDS:
             return cleared
-        share, usual = counts[sign - SIGNS] / calls, self._usual[sign] / 255
-        if share < usual + RISE or wilson_lower(counts[sign - SIGNS], calls) <= usual:
+        share, usual = sums[sign] / calls, self._usual[sign] / 255
+        if share < usual + RISE or wilson_lower(sums[sign], calls) <= usual:
             return cleared
         self._alarm, self._alarm_at = sign, now
         return MixAlert(AlertChange.RAISED, sign, usual, share, calls)
 
     def _turn(self, bucket: int, now: int) -> MixAlert | None:
         """A new minute: drop those that are over, and every fifth time let the usual shares follow."""
-        counts = self._counts
         steps = bucket - self._bucket
         if steps < 0:
             return None  # the clock went back: count on in the minute it shows
@@ -112,10 +115,7 @@ class OutcomeMix:
             if self._alarm is None:
                 self._follow(FOLLOW)
         for step in range(min(steps, BUCKETS)):
-            place = (bucket - step) % BUCKETS * SIGNS
-            for sign in range(SIGNS):
-                counts[sign - SIGNS] -= counts[place + sign]
-                counts[place + sign] = 0
+            self._counts &= ~(_ROW << (bucket - step) % BUCKETS * SIGNS * BITS)
         self._bucket = bucket
         return self._clear(now)
 
@@ -132,12 +132,21 @@ class OutcomeMix:
         return MixAlert(AlertChange.CLEARED, sign, usual, share, calls)
 
     def _follow(self, weight: float) -> None:
-        calls = self.calls
+        sums = self._sums()
+        calls = sum(sums)
         if calls >= CALLS_MIN:
             self._usual = bytes(
-                round(old + weight * (255 * count / calls - old))
-                for old, count in zip(self._usual, self._counts[-SIGNS:], strict=True)
+                round(old + weight * (255 * count / calls - old)) for old, count in zip(self._usual, sums, strict=True)
             )
+
+    def _sums(self) -> list[int]:
+        """By sign, over the five minutes."""
+        sums, counts = [0] * SIGNS, self._counts
+        while counts:
+            for sign in range(SIGNS):
+                sums[sign] += counts & _FULL
+                counts >>= BITS
+        return sums
 
     # ------------------------------------------------------------------------------------------------- storing
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from gatepost.admission.adapt import AdaptiveTimeout, AdaptMode, AdaptRules, Learned
@@ -468,5 +469,11 @@ class EndpointLimits:
         after = rules.read_timeout if rules.pinned else self._timeout.in_force(rules.read_timeout, rules.adapt)
         self.read_timeout = after
         # A legitimately slow endpoint is not slower than itself: what takes twice its usual time is.
-        self._slow_us = round(max(rules.breaker.slow_limit(after), SLOW_OF_MEDIAN * self._timeout.p50) * _SECOND_US)
+        self._slow_us = _microseconds(max(rules.breaker.slow_limit(after), SLOW_OF_MEDIAN * self._timeout.p50))
         return () if after == before else (TimeoutChange(before, after),)
+
+
+@lru_cache(4_096)
+def _microseconds(seconds: float) -> int:
+    """The same number for the same time: most endpoints are slow from the same one on."""
+    return round(seconds * _SECOND_US)

@@ -16,6 +16,7 @@ import math
 import struct
 from array import array
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 SIZES: Final = (32, 64, 128, 300)
@@ -119,7 +120,7 @@ class LatencyRing:
         if codes[-1] < CENSORED:
             half, most = (_rank(share, self.count) for share in (0.5, 0.99))
             longest = codes[-1] / 1000.0
-            return Summary(self.count, codes[half] / 1000.0, codes[most] / 1000.0, longest, longest)
+            return Summary(self.count, seconds_of(codes[half]), seconds_of(codes[most]), longest, longest)
         ordered = sorted([(code & LONGEST_MS, code >= CENSORED) for code in codes])
         p50, p99 = kaplan_meier(ordered, (0.5, 0.99))
         slowest = next((value for value, censored in reversed(ordered) if not censored), 0)
@@ -226,8 +227,14 @@ def _blocks(count: int) -> int:
     return (count + 31) >> BLOCK_BITS
 
 
+@lru_cache(LONGEST_MS)
+def seconds_of(milliseconds: int) -> float:
+    """The same number for the same time: thousands of endpoints have one p99 and keep it."""
+    return milliseconds / 1000.0
+
+
 def _seconds(milliseconds: int | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1000.0
+    return None if milliseconds is None else seconds_of(milliseconds)
 
 
 def _too_old(hour: int, epoch: int) -> bool:

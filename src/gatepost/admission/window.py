@@ -1,6 +1,6 @@
 """The last fifty attempts of one endpoint or host: which failed, which were slow, each forgotten after ten minutes.
 
-Bits and a ring of times; it counts and judges nothing. `admission.breaker` pushes and asks. An attempt may enter while it is
+Bits and their times; it counts and judges nothing. `admission.breaker` pushes and asks. An attempt may enter while it is
 still in flight, as slow; its bit is then *open* until the attempt ends, and its end amends that bit instead of adding another.
 """
 
@@ -22,23 +22,24 @@ _SECOND_US: Final = 1_000_000
 _OLD: Final = MAX_AGE // TICK
 _BACK: Final = 2 * _OLD
 """More than this is a clock that went back by a minute or less."""
+_TICKS: Final = tuple(bytes((tick,)) for tick in range(256))
 _STATE: Final = struct.Struct("<BQQI")
 
 
 class OutcomeWindow:
     """Attempts as bits, the newest lowest. `now` is UTC microseconds."""
 
-    __slots__ = ("_at", "_failed", "_head", "_open", "_slow", "_ticks", "count")
+    __slots__ = ("_at", "_failed", "_open", "_slow", "_ticks", "count")
 
     def __init__(self) -> None:
         self.count = 0
         self._failed = 0
         self._slow = 0
         self._open = 0
-        self._head = 0
         self._at = 0
         """Seconds: when the newest came."""
-        self._ticks = bytearray()
+        self._ticks = b""
+        """Oldest first."""
 
     def __repr__(self) -> str:
         return f"<OutcomeWindow {self.failures(WINDOW)} failed, {self.slow(WINDOW)} slow of {self.count}>"
@@ -47,15 +48,14 @@ class OutcomeWindow:
         """One more attempt, after dropping what is too old. `in_flight`: it has not ended; `amend` will say how it did."""
         second = now // _SECOND_US
         tick = second // TICK & 0xFF
-        if second - self._at > MAX_AGE or (self.count and _OLD < tick - self._ticks[self._head] & 0xFF <= _BACK):
+        if second - self._at > MAX_AGE or (self.count and _OLD < tick - self._ticks[0] & 0xFF <= _BACK):
             self._drop_old(second)
         self._at = second
         count = self.count
         if count == WINDOW:
-            self._ticks[self._head] = tick
-            self._head = (self._head + 1) % WINDOW
+            self._ticks = self._ticks[1:] + _TICKS[tick]
         else:
-            self._ticks.append(tick)
+            self._ticks += _TICKS[tick]
             self.count = count + 1
         self._failed = (self._failed << 1 | failed) & _MASK
         self._slow = (self._slow << 1 | slow) & _MASK
@@ -78,8 +78,8 @@ class OutcomeWindow:
 
     def clear(self) -> None:
         """Forget everything."""
-        self.count = self._failed = self._slow = self._open = self._head = 0
-        self._ticks = bytearray()
+        self.count = self._failed = self._slow = self._open = 0
+        self._ticks = b""
 
     def failures(self, last: int) -> int:
         """How many of the last `last` attempts failed."""
@@ -93,20 +93,18 @@ class OutcomeWindow:
         if second - self._at > MAX_AGE:
             self.clear()
             return
-        count, head, ticks = self.count, self._head, self._ticks
-        tick = second // TICK & 0xFF
-        while count and _OLD < tick - ticks[head] & 0xFF <= _BACK:
-            head = (head + 1) % len(ticks)
-            count -= 1
-        if count == self.count:
+        ticks, tick = self._ticks, second // TICK & 0xFF
+        old = 0
+        while old < len(ticks) and _OLD < tick - ticks[old] & 0xFF <= _BACK:
+            old += 1
+        if not old:
             return
-        kept = (1 << count) - 1
+        self._ticks = ticks[old:]
+        self.count = len(ticks) - old
+        kept = (1 << self.count) - 1
         self._failed &= kept
         self._slow &= kept
         self._open &= kept
-        self._ticks = bytearray((ticks + ticks)[head : head + count])
-        self._head = 0
-        self.count = count
 
     # ------------------------------------------------------------------------------------------------ storing
 
@@ -125,7 +123,7 @@ class OutcomeWindow:
         window = cls()
         window.count, window._failed, window._slow = count, failed & _MASK, slow & _MASK
         window._at = newest
-        window._ticks = bytearray([newest // TICK & 0xFF]) * count
+        window._ticks = _TICKS[newest // TICK & 0xFF] * count
         return window
 
 
