@@ -255,6 +255,20 @@ def test_the_book_holds_the_layers_of_each_stage_and_survives_its_text() -> None
     assert (half.fleet["read_timeout"].value, half.cohort) == (12.0, {})
 
 
+def test_an_abort_after_the_end_leaves_what_people_set_since() -> None:
+    """Cohort and canary are free again once a rollout has reached all: a late abort of it takes back its own values only."""
+    everyone = PolicyBook().at(replace(rollout(Stage.ALL), share=1.0))
+    since = everyone.set(LayerName.CANARY, {"write_timeout": LayerValue(4.0, by="bob", at=2, why="w")})
+    since = replace(since, canary_process="b-1", canary_exact=True)
+    since = replace(since.set(LayerName.COHORT, {"pool_timeout": LayerValue(1.0, why="w")}), cohort_share=0.05)
+    back = since.aborted("wrong", NOON)
+    assert back.rollout is not None
+    assert back.rollout.stage is Stage.ABORTED
+    assert back.fleet == {}
+    assert (back.canary, back.canary_process, back.canary_exact) == (since.canary, "b-1", True)
+    assert (back.cohort, back.cohort_share) == (since.cohort, 0.05)
+
+
 def test_a_rollout_needs_values_and_both_layers_for_itself() -> None:
     """Before anything is tried, and a shadow needs values too."""
     only_bound = {"read_timeout": LayerValue(None, 3.0, why="w")}

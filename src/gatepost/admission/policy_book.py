@@ -190,11 +190,12 @@ class PolicyBook:
         """The rollout ended with the old values in force; also one that has reached all. Raises `Conflict` without one."""
         if self.rollout is None:
             raise Conflict("there is no rollout to abort")
-        book = self.at(abort(self.rollout, why, now))
+        ended = abort(self.rollout, why, now)
         if self.rollout.stage is not Stage.ALL:
-            return book
+            return self.at(ended)
         fleet = {name: value for name, value in self.fleet.items() if value != self.rollout.values.get(name)}
-        return replace(book, fleet={**self.rollout.fleet_before, **fleet})
+        # Cohort and canary have been people's again since it reached all: what they say stays.
+        return replace(self, rollout=ended, fleet={**self.rollout.fleet_before, **fleet})
 
     def back_to(self, older: PolicyBook, now: int, why: str) -> PolicyBook:
         """The layers of an older version. A rollout that runs now is aborted; one that ran then does not come back."""
