@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import uvloop
 
-from bench.isolation import silent_endpoint
+from bench.bad_endpoints import silent_endpoint
 from bench.machine import cpu_time, raise_file_limit
 from bench.pipeline import SLOTS
 from bench.postgres import measured_server

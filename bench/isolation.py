@@ -1,23 +1,22 @@
-"""What one endpoint that says nothing costs everybody else: healthy endpoints with and without it, in alternating pairs.
+"""What endpoints that hang or fail cost everybody else: healthy endpoints with and without them, in alternating pairs.
 
-Phase `silence`: open load at half of the measured capacity; one endpoint takes connections and never answers, with a backlog
-and a cap; the other 399 are healthy. Reports the median over pairs of healthy throughput and of the 95th percentile from due
+Open load at half of the measured capacity. Of 400 endpoints a share is bad in one phase (`--phase`, `--share`), with a backlog
+and a cap; the others are healthy. Reports the median over pairs of healthy throughput and of the 95th percentile from due
 to first byte. `python -m bench.isolation` and `gatepost bench isolation`.
 """
 
 from __future__ import annotations
 
 import argparse
-import socket
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from bench.bad_endpoints import PHASES, bad_endpoints
 from bench.figures import arrivals_after
 from bench.isolation_worker import IsolationTask
 from bench.machine import raise_file_limit
@@ -25,14 +24,14 @@ from bench.pipeline import SLOTS, measure_once
 from bench.report import add_common_options, print_json, print_line, print_machine, print_table, run_worker, steps
 from gatepost.testing.receiver_process import ReceiverProcess
 
-HEALTHY: Final = 399
+ENDPOINTS: Final = 400
+SHARES: Final = {"1/400": 1, "1/50": 8, "1/10": 40, "3/10": 120}
+"""Bad endpoints of the 400, by share."""
 CAP: Final = 6
 CAPACITY_SHARE: Final = 0.5
 TARGET_THROUGHPUT: Final = 0.99
 TARGET_P95_RATIO: Final = 1.05
 TARGET_P95_EXTRA_MS: Final = 2.0
-SILENT_BACKLOG: Final = 1_024
-"""Connections the kernel takes for a listener that never accepts: more than 60 s of capped attempts make."""
 WORKER_LIMIT: Final = 900.0
 """Seconds after which a hanging worker is given up."""
 
@@ -41,6 +40,9 @@ WORKER_LIMIT: Final = 900.0
 class Plan:
     """What a run measures."""
 
+    phase: str
+    bad: int
+    """Endpoints of the 400 that are bad."""
     pairs: int
     seconds: float
     backlog: int
@@ -49,24 +51,17 @@ class Plan:
     directory: str | None
 
 
-@contextmanager
-def silent_endpoint() -> Iterator[str]:
-    """A URL whose connections succeed and whose requests are never read: the kernel accepts, nobody answers."""
-    with socket.create_server(("127.0.0.1", 0), backlog=SILENT_BACKLOG) as listener:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}/hooks"
-
-
-def measure_side(plan: Plan, rate: float, *, silent: bool) -> dict[str, Any]:
+def measure_side(plan: Plan, rate: float, *, bad: bool) -> dict[str, Any]:
     """One fresh dispatcher, receiver and file."""
     with (
         tempfile.TemporaryDirectory(prefix="gatepost-bench-", dir=plan.directory) as place,
-        ReceiverProcess("--stamps", "--ports", str(HEALTHY)) as receiver,
-        silent_endpoint() as silent_url,
+        ReceiverProcess("--stamps", "--ports", str(ENDPOINTS - plan.bad)) as receiver,
+        bad_endpoints(plan.phase, plan.bad) as bad_urls,
     ):
         task = IsolationTask(
             directory=place,
             urls=[f"{url}/hooks" for url in receiver.urls],
-            silent_url=silent_url if silent else None,
+            bad_urls=bad_urls if bad else [],
             backlog=plan.backlog,
             cap=CAP,
             slots=SLOTS,
@@ -97,9 +92,9 @@ def run(plan: Plan) -> dict[str, Any]:
         pairs = []
         for number in range(plan.pairs):
             pair: dict[str, Any] = {}
-            for silent in (False, True) if number % 2 == 0 else (True, False):
-                progress.begin(f"pair {number + 1} of {plan.pairs}, {'with' if silent else 'without'} the silent one")
-                pair["with" if silent else "without"] = measure_side(plan, rate, silent=silent)
+            for bad in (False, True) if number % 2 == 0 else (True, False):
+                progress.begin(f"pair {number + 1} of {plan.pairs}, {'with' if bad else 'without'} the bad ones")
+                pair["with" if bad else "without"] = measure_side(plan, rate, bad=bad)
                 progress.done()
             pair["throughput_ratio"] = round(
                 pair["with"]["healthy_per_second"] / pair["without"]["healthy_per_second"], 4
@@ -111,7 +106,8 @@ def run(plan: Plan) -> dict[str, Any]:
     ratio = statistics.median(pair["p95_ratio"] for pair in pairs)
     extra = statistics.median(pair["p95_extra_ms"] for pair in pairs)
     return {
-        "phase": "silence",
+        "phase": plan.phase,
+        "bad": plan.bad,
         "rate": round(rate, 1),
         "seconds": plan.seconds,
         "backlog": plan.backlog,
@@ -142,8 +138,8 @@ def show(result: dict[str, Any]) -> None:
                 )
             )
     print_table(
-        f"{HEALTHY} healthy endpoints at {result['rate']:,.0f}/s, with and without a silent one "
-        f"(backlog {result['backlog']:,}, cap {result['cap']})",
+        f"{ENDPOINTS - result['bad']} healthy endpoints at {result['rate']:,.0f}/s, with and without {result['bad']} bad ones "
+        f"(phase {result['phase']}, backlog {result['backlog']:,}, cap {result['cap']})",
         ("pair", "delivered/s", "p50 ms", "p95 ms", "p99 ms", "cores"),
         rows,
     )
@@ -159,14 +155,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run from the command line. Exit 1 when the target is not met."""
     parser = argparse.ArgumentParser("bench.isolation", description=__doc__.partition("\n")[0] if __doc__ else None)
     add_common_options(parser)
-    parser.add_argument("--phase", choices=("silence",), default="silence")
+    parser.add_argument("--phase", choices=PHASES, default="silence", help="where the bad endpoints hang or fail")
+    parser.add_argument("--share", choices=tuple(SHARES), default="1/400", help="how many of the endpoints are bad")
     parser.add_argument("--pairs", type=int, help="alternating pairs (default 5; 1 with --quick)")
     parser.add_argument("--seconds", type=float, help="seconds of load (default 60; 8 with --quick)")
-    parser.add_argument("--backlog", type=int, help="events waiting for the silent endpoint (default 100,000)")
+    parser.add_argument("--backlog", type=int, help="events waiting for the bad endpoints (default 100,000)")
     parser.add_argument("--rate", type=float, help="events a second (default: half of the capacity measured first)")
     parser.add_argument("--directory", help="where the SQLite files go")
     options = parser.parse_args(argv)
     plan = Plan(
+        phase=options.phase,
+        bad=SHARES[options.share],
         pairs=options.pairs or (1 if options.quick else 5),
         seconds=options.seconds or (8.0 if options.quick else 60.0),
         backlog=options.backlog or (10_000 if options.quick else 100_000),

@@ -1,7 +1,7 @@
-"""The measured process of `bench.isolation`: open load on healthy endpoints, with or without a silent one and its backlog.
+"""The measured process of `bench.isolation`: open load on healthy endpoints, with or without bad ones and their backlog.
 
 Reads its task as JSON from standard input and leaves its result as a file. The backlog is published before counting starts, and its
-first attempts are already waiting for an answer that never comes.
+first attempts are already under way.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BACKLOG_BATCH: Final = 64
 """Concurrent publishes while the backlog is built."""
 SETTLE_IN: Final = 10.0
 """Seconds of load before counting starts: building the backlog leaves the store work that is over by then."""
-SILENT_TYPE: Final = "silent"
+BAD_TYPE: Final = "bad"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +35,11 @@ class IsolationTask:
     directory: str
     urls: Sequence[str]
     """Healthy endpoints."""
-    silent_url: str | None
+    bad_urls: Sequence[str]
+    """Endpoints that hang or fail; they share the backlog."""
     backlog: int
     cap: int
-    """Concurrency of the silent endpoint."""
+    """Concurrency of each bad endpoint."""
     slots: int
     rate: float
     """Events a second to the healthy endpoints."""
@@ -49,9 +50,13 @@ async def measure(task: IsolationTask) -> dict[str, Any]:
     """Build the backlog, settle in, count."""
     async with open_rig(Path(task.directory), task.urls, slots=task.slots) as rig:
         backlog_seconds = 0.0
-        if task.silent_url is not None:
-            await rig.gp.endpoints.create(task.silent_url, event_types=(SILENT_TYPE,), concurrency=task.cap)
-            backlog_seconds = await build_backlog(rig, task.backlog)
+        if task.bad_urls:
+            # At once: each is probed as it is stored, and a hung one takes the probe's whole patience.
+            async with asyncio.TaskGroup() as group:
+                for url in task.bad_urls:
+                    group.create_task(rig.gp.endpoints.create(url, event_types=(BAD_TYPE,), concurrency=task.cap))
+            # Each event goes to all of them.
+            backlog_seconds = await build_backlog(rig, task.backlog // len(task.bad_urls))
         await rig.open_loop(task.rate, SETTLE_IN)
         await rig.wait_delivered(10.0)
         rig.due_ns.clear()
@@ -74,7 +79,7 @@ async def measure(task: IsolationTask) -> dict[str, Any]:
 
 
 async def build_backlog(rig: Rig, count: int) -> float:
-    """Publish `count` events for the silent endpoint; returns the seconds it took."""
+    """Publish `count` events for the bad endpoints; returns the seconds it took."""
     started = time.perf_counter()
     left = count
 
@@ -82,7 +87,7 @@ async def build_backlog(rig: Rig, count: int) -> float:
         nonlocal left
         while left > 0:
             left -= 1
-            await rig.gp.publish(SILENT_TYPE, PAYLOAD)
+            await rig.gp.publish(BAD_TYPE, PAYLOAD)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(BACKLOG_BATCH):

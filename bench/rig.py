@@ -27,7 +27,7 @@ TICK: Final = 0.004
 """Seconds between releases of the open loop; also its resolution."""
 FOLLOWED: Final = 2.0
 """Seconds within which every process of a fleet hears of an endpoint."""
-LOOPBACK: Final = EgressPolicy(schemes=("http",), allow_cidrs=("127.0.0.0/8",))
+LOOPBACK: Final = EgressPolicy(schemes=("http", "https"), allow_cidrs=("127.0.0.0/8",))
 
 
 @dataclass(slots=True)
