@@ -49,6 +49,7 @@ class IsolationTask:
 async def measure(task: IsolationTask) -> dict[str, Any]:
     """Build the backlog, settle in, count."""
     async with open_rig(Path(task.directory), task.urls, slots=task.slots) as rig:
+        rig.tally.apart = BAD_TYPE
         backlog_seconds = 0.0
         if task.bad_urls:
             # At once: each is probed as it is stored, and a hung one takes the probe's whole patience.

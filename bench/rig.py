@@ -38,6 +38,8 @@ class Tally:
     completed: int = 0
     others: Counter[str] = field(default_factory=Counter)
     """Decisions other than complete, by decision and reason."""
+    apart: str | None = None
+    """The event type of a backlog: its completions are counted in `others`, since they are not in `published`."""
 
     @property
     def outstanding(self) -> int:
@@ -49,7 +51,7 @@ class Tally:
 
     def delivery_decided(self, observation: DeliveryObservation) -> None:
         """Count it."""
-        if observation.decision == "complete":
+        if observation.decision == "complete" and observation.event_type != self.apart:
             self.completed += 1
         else:
             self.others[f"{observation.decision} {observation.why}"] += 1
