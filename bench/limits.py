@@ -308,8 +308,9 @@ def show(result: dict[str, Any]) -> None:
     print_line(
         f"per attempt: started {cost['started_us']:.2f} us, finished {cost['finished_us']:.2f} us; with host and fleet "
         f"{cost['whole_attempt_with_host_us']:.2f} us for both; all that a dispatcher does around it {cost['whole_us']:.2f} us, of which "
-        f"{cost['observation_us']:.2f} when it has ended ({cost['watched_us']:.2f} and {cost['watched_observation_us']:.2f} while a shadow and "
-        f"a rollout run). Per endpoint, everything included: idle {memory['idle_bytes']:.0f} bytes, active {memory['active_bytes']:.0f} "
+        f"{cost['observation_us']:.2f} when it has ended ({cost['watched_us']:.2f} and {cost['watched_observation_us']:.2f} while a shadow "
+        f"and a rollout run). Per endpoint, everything included: idle {memory['idle_bytes']:.0f} bytes, "
+        f"active {memory['active_bytes']:.0f} "
         f"({memory['watched_bytes']:.0f} while a shadow and a rollout run), of {memory['endpoints']:,.0f} of which any one's attempt takes "
         f"{memory['any_attempt_us']:.2f} us"
     )

@@ -120,14 +120,23 @@ class Learned:
     """The derivation, in one sentence."""
 
 
+@dataclass(slots=True)
+class _Growth:
+    """A pay-off test, or what one came to; few endpoints ever have one."""
+
+    before: float = 0.0
+    """The value that returns if the growth does not pay; 0.0: no test is on."""
+    answered: int = 0
+    cut_off: int = 0
+    barred_until: int = 0
+    """UTC microseconds: nothing grows before."""
+
+
 class AdaptiveTimeout:
     """One endpoint's learned read timeout. The rules are an argument, since thousands of endpoints share them."""
 
     __slots__ = (
-        "_answered",
-        "_before",
-        "_cut_off",
-        "_growth_from",
+        "_growth",
         "_pending",
         "_recent",
         "_seen",
@@ -157,10 +166,8 @@ class AdaptiveTimeout:
         self._pending: tuple[float, ...] = ()
         self._recent = 0
         self._seen = 0
-        self._before = 0.0
-        self._answered = 0
-        self._cut_off = 0
-        self._growth_from = 0
+        self._growth: _Growth | None = None
+        """None: it never grew beyond what could be read."""
 
     # ------------------------------------------------------------------------------------------ observations
 
@@ -174,9 +181,10 @@ class AdaptiveTimeout:
         self._recent = recent = (self._recent << 1 | 1) & _RECENT_MASK
         if self._seen < RECENT:
             self._seen += 1
-        if self._before and seconds > self._before:
-            self._answered += 1
-            self._judge_growth(now)
+        growth = self._growth
+        if growth is not None and growth.before and seconds > growth.before:
+            growth.answered += 1
+            self._judge_growth(growth, now)
         if recent == _RECENT_MASK:
             self._recent = _RECENT_MASK  # one number for all that are well
         elif recent.bit_count() < HEALTHY_SHARE * self._seen:
@@ -199,9 +207,10 @@ class AdaptiveTimeout:
     def timed_out(self, seconds: float, now: int) -> None:
         """Cut off after `seconds` while the endpoint owed the answer."""
         self._remember_failure()
-        if self._before and seconds > self._before:
-            self._cut_off += 1
-            self._judge_growth(now)
+        growth = self._growth
+        if growth is not None and growth.before and seconds > growth.before:
+            growth.cut_off += 1
+            self._judge_growth(growth, now)
         self._pending = (*self._pending[1 - PENDING_MAX :], seconds)
 
     def failed(self) -> None:
@@ -283,6 +292,7 @@ class AdaptiveTimeout:
 
     def to_bytes(self) -> bytes:
         """Value, history and test, and the ring after them. What waits is not kept: it may be an outage."""
+        growth = self._growth or _Growth()
         return (
             _STATE.pack(
                 _ms(self.value),
@@ -291,10 +301,10 @@ class AdaptiveTimeout:
                 self.own,
                 self._recent,
                 self._seen,
-                _ms(self._before),
-                min(255, self._answered),
-                min(255, self._cut_off),
-                self._growth_from // _SECOND_US,
+                _ms(growth.before),
+                min(255, growth.answered),
+                min(255, growth.cut_off),
+                growth.barred_until // _SECOND_US,
                 self.rebased,
                 _ms(self.p50),
             )
@@ -311,9 +321,10 @@ class AdaptiveTimeout:
             stored
         )
         timeout.value, timeout.p99, timeout.p50 = seconds_of(value), seconds_of(p99), seconds_of(p50)
-        timeout.changed_at, timeout._growth_from = changed * _SECOND_US, growth * _SECOND_US
+        timeout.changed_at = changed * _SECOND_US
         timeout.own, timeout._recent, timeout._seen = own, recent & _RECENT_MASK, min(seen, RECENT)
-        timeout._before, timeout._answered, timeout._cut_off = before / 1000 or 0.0, answered, cut_off
+        if before or growth:
+            timeout._growth = _Growth(before / 1000, answered, cut_off, growth * _SECOND_US)
         timeout.rebased = bool(rebased)
         return timeout
 
@@ -334,12 +345,12 @@ class AdaptiveTimeout:
             return
         if p99 is not None:
             self._move(rules.clamp(rules.factor * p99), rules.clamp(GROWTH * slowest), now, rules)
-        elif now >= self._growth_from:
+        elif self._growth is None or now >= self._growth.barred_until:
             old = self.value or rules.floor
             grown = min(rules.ceiling, max(old, GROWTH * largest))
             if grown > old:
-                if not self._before:
-                    self._before, self._answered, self._cut_off = old, 0, 0
+                if self._growth is None or not self._growth.before:
+                    self._growth = _Growth(old)
                 self._set(grown, now)
 
     def _move(self, target: float, kept: float, now: int, rules: AdaptRules) -> None:
@@ -361,13 +372,13 @@ class AdaptiveTimeout:
             self._set(max(target, value * (1 - FALL_MAX)), now)
             self.rebased = False
 
-    def _judge_growth(self, now: int) -> None:
-        if self._answered + self._cut_off < PAYOFF_CALLS:
+    def _judge_growth(self, growth: _Growth, now: int) -> None:
+        if growth.answered + growth.cut_off < PAYOFF_CALLS:
             return
-        if self._answered < PAYOFF_SHARE * PAYOFF_CALLS:
-            self._set(self._before, now)
-            self._growth_from = now + round(PAYOFF_PAUSE * _SECOND_US)
-        self._before = 0.0
+        if growth.answered < PAYOFF_SHARE * PAYOFF_CALLS:
+            self._set(growth.before, now)
+            growth.barred_until = now + round(PAYOFF_PAUSE * _SECOND_US)
+        growth.before = 0.0
 
     def _set(self, value: float, now: int) -> None:
         self.value = value
