@@ -69,6 +69,51 @@ def test_a_shadow_ends_nothing_and_counts_what_would_be_lost() -> None:
     simulation.run(main)
 
 
+def test_a_loss_by_the_whole_attempts_limit_holds_a_rollout_in_shadow_too() -> None:
+    """It bounds no phase of its own; such losses passed for spared ones, and the rollout went on to cut them off."""
+    simulation = Simulation()
+    total = {"total_timeout": LayerValue(4.0)}
+
+    async def main(simulation: Simulation) -> None:
+        async with simulation.dispatcher(settings=DispatcherSettings(limits=UNGUARDED)) as gp:
+            slow = await gp.endpoints.create("https://slow.receivers.net/")
+            simulation.client.on(slow.url, responds(200, delay=5.0))
+            await gp.policies.begin_rollout(total, QUICK, by=BY, why=WHY)
+            await publish_for(gp, 3_000, 60)
+            report = await gp.policy_reports.shadow(gp.policies.book.shadow_number)
+            assert (report.lost > 40, report.losing, report.unspared) == (True, 1, 1)
+            rollout = gp.policies.book.rollout
+            assert rollout is not None
+            assert rollout.stage is Stage.SHADOW
+            assert "would lose successful deliveries" in gp.rollout.told
+            (loss,) = report.endpoints
+            assert loss.proposed["total_timeout"] >= 14.0
+            await gp.policies.override({slow.id: loss.proposed}, by=BY, why=WHY)
+            assert (await gp.policy_reports.shadow(report.number)).unspared == 0
+
+    simulation.run(main)
+
+
+def test_one_endpoint_is_taken_back_from_a_rollout_that_also_changes_what_all_share() -> None:
+    """Somebody on call takes back what one endpoint can have for itself, and is told where that is nothing."""
+    simulation = Simulation()
+
+    async def main(simulation: Simulation) -> None:
+        async with simulation.dispatcher(settings=DispatcherSettings(limits=UNGUARDED)) as gp:
+            one = await gp.endpoints.create("https://one.receivers.net/")
+            mixed = {**TIGHT, "total_timeout": LayerValue(9.0), "per_endpoint_concurrency": LayerValue(3)}
+            await gp.policies.begin_rollout(mixed, QUICK, by=BY, why=WHY)
+            pinned = {"read_timeout": 10.0, "total_timeout": 18.0}  # 3 to connect, 5 to write, 10 to read
+            assert await gp.policies.roll_back_endpoint(one.id, by="bob", why="slow by nature") == pinned
+            assert (await gp.policies.history())[0].actor == "bob"
+            await gp.policies.abort_rollout(by=BY, why=WHY)
+            await gp.policies.begin_rollout({"breaker.consecutive": LayerValue(2)}, QUICK, by=BY, why=WHY)
+            with pytest.raises(Conflict, match="gatepost rollout abort"):
+                await gp.policies.roll_back_endpoint(one.id, by="bob", why="slow by nature")
+
+    simulation.run(main)
+
+
 def test_a_lower_cap_in_shadow_is_a_wait_and_no_loss() -> None:
     """Work over a cap waits in its lane: it is counted apart from deliveries that would fail."""
     simulation = Simulation()

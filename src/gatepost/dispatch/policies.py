@@ -38,7 +38,7 @@ from gatepost.dispatch.catalogue import Catalogue, Listed
 from gatepost.dispatch.endpoints import Endpoints
 from gatepost.dispatch.leases import STRICT_BUDGET_MAX
 from gatepost.dispatch.notices import Notices
-from gatepost.dispatch.policy_view import NOBODY, PolicyView, Shared
+from gatepost.dispatch.policy_view import NOBODY, PolicyView, Shared, own_values
 from gatepost.dispatch.strict import ARITHMETIC
 from gatepost.errors import ConfigurationError, Conflict, NotFound
 from gatepost.store.port import PolicyVersion, Store
@@ -240,7 +240,7 @@ class Policies:
         """Give one endpoint the values that the last rollout changed, as they were before, whatever becomes of the rollout.
 
         They become its own overrides, which are returned; one that it had before stays. Raises `NotFound`, and `Conflict` when
-        no rollout has changed anything.
+        no rollout has changed anything, or nothing that one endpoint can have for itself.
         """
         rollout = self.book.rollout
         if rollout is None or rollout.stage is Stage.ABORTED:
@@ -252,7 +252,11 @@ class Policies:
         before = replace(self.book, fleet={**fleet, **self._fleet_before(rollout)})
         policy = self._view.proposed(listed.endpoint, {}, before)
         own = dict(listed.endpoint.limits)
-        pinned = {name: getattr(policy, name) for name in rollout.values if name not in own and not of_breaker(name)}
+        pinned = own_values(policy, rollout.values, own)
+        if not pinned and not any(name in own for name in rollout.values):
+            raise Conflict(
+                f"no endpoint has a value of its own of {', '.join(rollout.values)}: take it back for all with gatepost rollout abort"
+            )
         await self.override({endpoint_id: pinned}, by=by, why=f"rollout {rollout.number} taken back: {why}")
         return pinned
 

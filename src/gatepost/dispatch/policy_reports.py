@@ -15,6 +15,7 @@ from gatepost.admission.compare import Case
 from gatepost.admission.phase_times import Budgeted
 from gatepost.admission.review import EndpointReview, Fit, review
 from gatepost.admission.rollout import Rollout
+from gatepost.admission.shadow import COMPLETE, ENDS
 from gatepost.delivery.policy_layers import LEARNABLE
 from gatepost.dispatch.catalogue import Catalogue, Listed
 from gatepost.dispatch.endpoint_memory import EndpointMemory, Value, sections_of
@@ -39,6 +40,9 @@ _PHASE_OF: Final[Mapping[str, Budgeted]] = {
     "write_timeout": Budgeted.WRITE,
     "read_timeout": Budgeted.ANSWER,
 }
+
+_ENDING: Final = frozenset({*ENDS, COMPLETE})
+"""Limits that end an attempt or fail it, so that a delivery is lost by them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +127,7 @@ class PolicyReports:
             host = listed.settings.host
             report.hosts[host] = report.hosts.get(host, 0) + count.lost
             own = listed.endpoint.limits
-            met = [name for name in count.limits if name in _PHASE_OF and name in tried]
+            met = [name for name in count.limits if name in _ENDING and name in tried]
             proposed = {name: _proposal(watched, name) for name in met if name not in own}
             spared = {name: seconds for name, seconds in proposed.items() if seconds is not None}
             if any(name not in own for name in met):
@@ -212,6 +216,12 @@ class PolicyReports:
 
 def _proposal(watched: Watched, name: str) -> float | None:
     """Three times what the endpoint takes in the phases that the limit bounds; None: too little is known."""
+    if name == COMPLETE:
+        return None  # a switch: nothing to propose but to leave it off
+    if name == "total_timeout":
+        parts = [_proposal(watched, part) for part in ("connect_timeout", "write_timeout", LEARNABLE)]
+        known = [part for part in parts if part is not None]  # over kept connections there is no set-up
+        return round(sum(known), 3) if parts[-1] is not None else None
     worst = watched.p99 if name == LEARNABLE else None
     if worst is None:
         worst = watched.times.quantile(_PHASE_OF[name], 0.99)

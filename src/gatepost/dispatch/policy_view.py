@@ -6,13 +6,13 @@ It composes once per version, tier and cohort, so that an endpoint costs one com
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gatepost.admission.adapt import TIERS, AdaptRules
 from gatepost.admission.breaker import BreakerRules
-from gatepost.admission.breaker_layers import breaker_under
+from gatepost.admission.breaker_layers import breaker_under, of_breaker
 from gatepost.admission.policy_book import PolicyBook
 from gatepost.admission.rollout import cohort_of
 from gatepost.delivery.policy import POOL_FIELDS, ClientPolicy
@@ -138,6 +138,22 @@ class PolicyView:
             breaker,
             breaker_rows,
         )
+
+
+def own_values(policy: ClientPolicy, names: Iterable[str], own: Mapping[str, float]) -> dict[str, float]:
+    """Overrides that give an endpoint these values of `policy`, beside `own`, which it has. Those of a breaker, and of what all
+    endpoints share, cannot be one endpoint's."""
+    derived = {
+        "total_timeout": policy.attempt_budget,
+        "dns_timeout": policy.connect_timeout,
+        "tls_timeout": policy.connect_timeout,
+    }
+    found = {}
+    for name in names:
+        if name not in own and name not in POOL_FIELDS and not of_breaker(name):
+            value = getattr(policy, name)
+            found[name] = derived[name] if value is None else value
+    return found
 
 
 def _client_policy(configured: ClientPolicy, effective: EffectivePolicy) -> ClientPolicy:
