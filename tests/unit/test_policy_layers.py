@@ -342,7 +342,7 @@ def test_counts_in_a_packed_record_are_those_of_plain_counters(seed: int) -> Non
     assert len(record) < 400
 
 
-@pytest.mark.parametrize("damage", [b"x", bytes(32) + b"\xff", bytes(32) + b"\1\xfa\1\0", bytes(33) + b"\0\0\1\x80"])
+@pytest.mark.parametrize("damage", [b"x", bytes(32) + b"\xff", bytes(32) + b"\1\xfa\1\0", bytes(33) + b"\1\1\x80"])
 def test_counts_that_another_version_stored_are_refused(damage: bytes) -> None:
     """They start anew then, instead of showing nonsense."""
     with pytest.raises(ValueError, match="no stored counts"):
@@ -350,7 +350,7 @@ def test_counts_that_another_version_stored_are_refused(damage: bytes) -> None:
     with pytest.raises(ValueError, match="no stored counts"):
         checked(bytes(32) + b"\2" + b"\5\1\0" * 2)
     with pytest.raises(ValueError, match="no stored counts"):
-        checked(bytes(33) + b"\0\0\1\1" * 25)
+        checked(bytes(33) + b"\1\1\1" * 25)
 
 
 def test_a_review_tells_tight_from_loose_and_suggests() -> None:

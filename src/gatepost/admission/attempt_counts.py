@@ -32,8 +32,6 @@ shows in minutes what it takes, and counting times is most of what watching it c
 
 _HOUR_US: Final = 3_600_000_000
 _HOUR: Final = struct.Struct("<I")
-_PAST: Final = struct.Struct("<H")
-"""The low half of a past hour: the other half follows from the hour that is counted."""
 _COUNTER: Final = 4
 _COUNTS: Final = struct.Struct(f"<{len(Ended)}I")
 _USED: Final = _HOUR.size + _COUNTS.size
@@ -114,11 +112,7 @@ def times_of(record: bytes | bytearray) -> PhaseTimes:
 
 def hours_of(record: bytes | bytearray) -> OutcomeHours:
     """The hours of a record, as they are now."""
-    found = []
-    at = _TIMES + _ENTRY * record[_USED]
-    while at < len(record):
-        hour, counts, at = _past(record, at)
-        found.append(Hour(hour * _HOUR_US, counts))
+    found = [Hour(hour * _HOUR_US, counts) for hour, counts, _ in _past(record)]
     counts = _COUNTS.unpack_from(record, _HOUR.size)
     if any(counts):
         found.append(Hour(_HOUR.unpack_from(record)[0] * _HOUR_US, counts))
@@ -134,13 +128,10 @@ def checked(stored: bytes) -> bytearray:
     places = stored[_TIMES:at:_ENTRY]
     if at > len(stored) or len(set(places)) < len(places) or any(place >= _BUCKETS for place in places):
         raise fault
-    hours = 0
-    while at < len(stored):
-        try:
-            _, _, at = _past(stored, at)
-        except (IndexError, struct.error):
-            raise fault from None
-        hours += 1
+    try:
+        hours = len(_past(stored))
+    except IndexError:
+        raise fault from None
     if hours > HOURS_MAX:
         raise fault
     return bytearray(stored)
@@ -191,7 +182,7 @@ def _turn(record: bytearray, counted: int, hour: int) -> None:
     """An hour is over: it joins the past if it had attempts, and what is older than a day goes."""
     counts = _COUNTS.unpack_from(record, _HOUR.size)
     if any(counts):
-        record += _PAST.pack(counted & 0xFFFF)
+        record.append(min(hour - counted, 0xFF))
         record.append(sum(1 << place for place, number in enumerate(counts) if number))
         for number in counts:
             while number > _SEVEN:
@@ -201,30 +192,36 @@ def _turn(record: bytearray, counted: int, hour: int) -> None:
                 record.append(number)
     _HOUR.pack_into(record, 0, hour)
     _COUNTS.pack_into(record, _HOUR.size, *(0,) * len(Ended))
-    start = at = _TIMES + _ENTRY * record[_USED]
+    start = end = _TIMES + _ENTRY * record[_USED]
+    for old, _, behind in _past(record):
+        if old <= hour - HOURS_MAX:
+            end = behind
+    del record[start:end]
+
+
+def _past(record: bytes | bytearray) -> list[tuple[int, tuple[int, ...], int]]:
+    """Finished hours, oldest first: the hour, its counts, and where in the record the next one begins."""
+    rows = []
+    at = _TIMES + _ENTRY * record[_USED]
     while at < len(record):
-        old, _, behind = _past(record, at)
-        if old > hour - HOURS_MAX:
-            break
-        at = behind
-    del record[start:at]
-
-
-def _past(record: bytes | bytearray, at: int) -> tuple[int, tuple[int, ...], int]:
-    """A finished hour, its counts, and where the next one begins."""
-    counted = _HOUR.unpack_from(record)[0]
-    hour = counted - (counted - _PAST.unpack_from(record, at)[0] & 0xFFFF)
-    mask = record[at + _PAST.size]
-    at += _PAST.size + 1
-    counts = []
-    for place in range(len(Ended)):
-        number = shift = 0
-        if mask >> place & 1:
-            while (byte := record[at]) > _SEVEN:
-                number |= (byte & _SEVEN) << shift
-                shift += 7
+        before, mask = record[at], record[at + 1]
+        at += 2
+        counts = []
+        for place in range(len(Ended)):
+            number = shift = 0
+            if mask >> place & 1:
+                while (byte := record[at]) > _SEVEN:
+                    number |= (byte & _SEVEN) << shift
+                    shift += 7
+                    at += 1
+                number |= byte << shift
                 at += 1
-            number |= byte << shift
-            at += 1
-        counts.append(number)
-    return hour, tuple(counts), at
+            counts.append(number)
+        rows.append((before, tuple(counts), at))
+    hour = _HOUR.unpack_from(record)[0]
+    found = []
+    for before, ended, at in reversed(rows):
+        hour -= before
+        found.append((hour, ended, at))
+    found.reverse()
+    return found
