@@ -14,13 +14,14 @@ from typing import Annotated
 from fastapi import Depends, FastAPI
 
 from gatepost.receive import Message, SqliteSeenIds
-from gatepost.receive.fastapi import webhook
+from gatepost.receive.fastapi import WebhookRoute, webhook
 
 seen = SqliteSeenIds(os.environ.get("WEBHOOK_SEEN", "webhooks-seen.db"))
 """Ids already handled, shared by the processes of this machine. Better still: a unique column, written in your transaction."""
 received = webhook(os.environ["WEBHOOK_SECRETS"].split(), seen=seen)
 
 app = FastAPI()
+app.router.route_class = WebhookRoute  # an error that is returned, not raised, makes the sender come again too
 
 
 @app.post("/webhooks", status_code=204)

@@ -13,7 +13,8 @@ import pytest
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncRequestFactory, RequestFactory
-from fastapi import Depends, FastAPI, HTTPException
+from fastapi import APIRouter, Depends, FastAPI, HTTPException
+from fastapi.responses import JSONResponse
 from fastapi.testclient import TestClient
 
 from gatepost.clock import SYSTEM_CLOCK
@@ -126,6 +127,8 @@ def test_every_memory_of_ids_keeps_the_protocol(name: str, tmp_path: Path) -> No
     assert [seen.claim("a", 60.0), seen.claim("b", 60.0)] == [Seen.DONE, Seen.NEW]
     clock.advance(61.0)
     assert [seen.claim("a", 60.0), seen.claim("b", 60.0)] == [Seen.DONE, Seen.NEW]
+    seen.release("a")  # by a handler that outlived its claim
+    assert seen.claim("a", 60.0) is Seen.DONE
     clock.advance(600.0)
     assert seen.claim("a", 60.0) is Seen.NEW
     seen.release("never claimed")
@@ -240,7 +243,14 @@ def test_mistakes_of_the_receiver_are_not_blamed_on_the_sender() -> None:
     """They are said when the inbox is made, and a bad secret of a function is no 401."""
     with pytest.raises(SignatureError, match="whsec_"):
         Inbox(["secret"])
-    for options in ({"keep": 0.0}, {"lease": -1.0}, {"tolerance": 0.0}, {"max_body": 0}, {"keep": 100.0}):
+    for options in (
+        {"keep": 0.0},
+        {"lease": -1.0},
+        {"tolerance": 0.0},
+        {"max_body": 0},
+        {"keep": 100.0},
+        {"keep": 600.0},
+    ):
         with pytest.raises(ConfigurationError, match="write"):
             Inbox([SECRET], **options)
     inbox = Inbox(lambda: ["secret"])
@@ -263,6 +273,7 @@ def test_it_needs_no_dependency() -> None:
 
 
 received_once = for_fastapi.webhook([SECRET], seen=MemorySeenIds(), max_body=1_000)
+received_by_route = for_fastapi.webhook([SECRET], seen=MemorySeenIds())
 
 
 def test_fastapi_runs_the_route_once_for_what_is_signed() -> None:
@@ -289,6 +300,24 @@ def test_fastapi_runs_the_route_once_for_what_is_signed() -> None:
         assert handled == ["evt_1", "evt_bad", "evt_bad"]
         assert post({}) == (401, '{"detail":"missing_header"}')
         assert post(signed(), b"x" * 2_000)[0] == 413
+
+
+def test_fastapi_s_webhook_route_handles_again_what_was_answered_with_an_error() -> None:
+    """Returned, not raised: without the route class a dependency takes it for success, and the event would be gone."""
+    handled: list[str] = []
+    app = FastAPI()
+    router = APIRouter(route_class=for_fastapi.WebhookRoute)
+
+    @router.post("/webhooks")
+    async def orders(message: Annotated[Message, Depends(received_by_route)]) -> JSONResponse:
+        handled.append(message.id)
+        return JSONResponse({}, 500 if len(handled) == 1 else 200)
+
+    app.include_router(router)
+    with TestClient(app) as client:
+        codes = [client.post("/webhooks", content=BODY, headers=signed()).status_code for _ in range(3)]
+    assert codes == [500, 200, 204]
+    assert handled == ["evt_1", "evt_1"]
 
 
 def test_fastapi_takes_an_inbox_of_your_own() -> None:

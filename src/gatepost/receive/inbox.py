@@ -70,10 +70,11 @@ class Inbox:
         check_seconds("tolerance", tolerance)
         if max_body < 1:
             raise ConfigurationError(f"max_body={max_body}: write bytes, 1 or more")
-        if keep <= tolerance:
+        # A signature made `tolerance` ahead of our clock holds from now until `tolerance` after its time: twice as long.
+        if keep <= 2 * tolerance:
             raise ConfigurationError(
-                f"keep={keep:g} is not longer than tolerance={tolerance:g}: an id forgotten while its signature still holds "
-                f"could be sent once more; write keep={tolerance * 2:g} or more"
+                f"keep={keep:g} is not longer than twice tolerance={tolerance:g}: an id forgotten while its signature still holds "
+                f"could be sent once more; write keep={tolerance * 3:g} or more"
             )
         if not callable(secrets):
             Signer(secrets)  # raises for what is none

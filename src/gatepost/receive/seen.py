@@ -43,7 +43,7 @@ class SeenIds(Protocol):
         ...
 
     def release(self, id: str) -> None:  # noqa: A002
-        """The work failed: whoever comes next may claim the id."""
+        """The work failed: whoever comes next may claim the id, unless it is done."""
         ...
 
 
@@ -103,7 +103,9 @@ class MemorySeenIds:
     def release(self, id: str) -> None:  # noqa: A002
         """As in `SeenIds`."""
         with self._lock:
-            self._until.pop(id, None)
+            found = self._until.get(id)
+            if found is not None and found[0] is Seen.BUSY:  # done by another, after our claim had run out
+                del self._until[id]
 
     def _keep(self, id: str, state: Seen, until: float) -> None:  # noqa: A002
         self._until[id] = (state, until)

@@ -64,8 +64,9 @@ class RedisSeenIds:
         self._client.set(self._prefix + id, Seen.DONE.value, px=_milliseconds("keep", keep))
 
     def release(self, id: str) -> None:  # noqa: A002
-        """As in `SeenIds`."""
-        self._client.delete(self._prefix + id)
+        """As in `SeenIds`; asks first, so that an id that another has finished meanwhile stays."""
+        if _state(self._client.get(self._prefix + id)) is not Seen.DONE:
+            self._client.delete(self._prefix + id)
 
 
 class AsyncRedisSeenIds:
@@ -86,8 +87,9 @@ class AsyncRedisSeenIds:
         await self._client.set(self._prefix + id, Seen.DONE.value, px=_milliseconds("keep", keep))
 
     async def release(self, id: str) -> None:  # noqa: A002
-        """As in `SeenIds`."""
-        await self._client.delete(self._prefix + id)
+        """As in `SeenIds`; asks first, so that an id that another has finished meanwhile stays."""
+        if _state(await self._client.get(self._prefix + id)) is not Seen.DONE:
+            await self._client.delete(self._prefix + id)
 
 
 def _state(value: object) -> Seen:

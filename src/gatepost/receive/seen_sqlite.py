@@ -16,6 +16,8 @@ from gatepost.receive.seen import Seen, check_seconds
 
 BUSY_TIMEOUT: Final = 5.0
 """Seconds to wait for another writer; a claim takes well under a millisecond."""
+_RETRY_PAUSE: Final = 0.005
+"""Seconds between two tries to make the file."""
 SWEEP_ROWS: Final = 20
 """Expired rows deleted with each claim: more than it adds, so that the table shrinks to what is kept, and no claim is slow."""
 
@@ -37,8 +39,18 @@ class SqliteSeenIds:
         self._clock = clock
         self._lock = threading.Lock()
         self._connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT, isolation_level=None, check_same_thread=False)
-        self._connection.execute("PRAGMA journal_mode=WAL")
-        self._connection.executescript(_SCHEMA)
+        give_up_at = clock.monotonic() + BUSY_TIMEOUT
+        while True:
+            try:
+                self._connection.execute("PRAGMA journal_mode=WAL")
+                self._connection.executescript(_SCHEMA)
+                return
+            except sqlite3.OperationalError as error:
+                # Processes that make the same file at once meet here: switching to WAL does not wait for the other by itself.
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or clock.monotonic() >= give_up_at:
+                    self._connection.close()
+                    raise
+            threading.Event().wait(_RETRY_PAUSE)
 
     def __repr__(self) -> str:
         return f"<SqliteSeenIds {self._path}>"
@@ -76,4 +88,4 @@ class SqliteSeenIds:
     def release(self, id: str) -> None:  # noqa: A002
         """As in `SeenIds`."""
         with self._lock:
-            self._connection.execute("DELETE FROM gatepost_seen WHERE id = ?", (id,))
+            self._connection.execute("DELETE FROM gatepost_seen WHERE id = ? AND state = ?", (id, Seen.BUSY.value))

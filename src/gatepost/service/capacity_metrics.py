@@ -6,6 +6,7 @@ out. It fetches nothing and computes no plan: `gatepost capacity --from-metrics`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -127,4 +128,4 @@ def _sum(by_outcome: Mapping[str, float], outcomes: frozenset[Outcome]) -> float
 
 
 def _whole(value: float | None) -> int | None:
-    return None if value is None or value != value else int(value)
+    return None if value is None or not math.isfinite(value) else int(value)
