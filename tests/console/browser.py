@@ -1,7 +1,7 @@
 """A real Chromium for tests of the console: one per test session, a page of its own per use, and what must hold of every page.
 
 A test that asks for the fixture `browser` is a coroutine and runs on the browser's own event loop (`conftest.py` sees to that), so it
-may open a service there too. Without a chromium on PATH it is skipped, saying so; with GATEPOST_REQUIRE_CHROMIUM=1, as in CI, it
+may open a service there too. Without a chromium on PATH it is skipped, saying so; with REQUIRE_CHROMIUM=1, as in CI, it
 fails instead.
 """
 
@@ -108,7 +108,7 @@ def find_chromium() -> str:
         if path is not None:
             return path
     reason = "no chromium on PATH: install it (Debian: apt install chromium) to test the console in a real browser"
-    if os.environ.get("GATEPOST_REQUIRE_CHROMIUM") == "1":
+    if os.environ.get("REQUIRE_CHROMIUM") == "1":
         pytest.fail(reason)
     pytest.skip(reason)
 
