@@ -360,8 +360,13 @@ ALLOWED = {
     "service/child.py": {"socket"},  # the line to its parent, inherited; and this machine's name
     "service/processes.py": {"socket"},  # listens for its children
     "service/demo.py": {"socket"},  # finds a free port
-    "service/doctor/endpoint.py": {"socket"},  # holds what `gatepost.net.dial` connected, at an address that was checked
-    "service/doctor/handshake.py": {"socket", "ssl"},  # verifies on such a socket, and sends nothing behind the handshake
+    "service/doctor/endpoint.py": {
+        "socket"
+    },  # holds what `gatepost.net.dial` connected, at an address that was checked
+    "service/doctor/handshake.py": {
+        "socket",
+        "ssl",
+    },  # verifies on such a socket, and sends nothing behind the handshake
     "service/cli/api_client.py": {"http"},  # the command line's way to its own API
     "testing": NETWORK,
     "deadline/clients": NETWORK,  # a deadline for the calls of other programs, with their clients
