@@ -40,6 +40,9 @@ GROWTH_MAX: Final = 0.10
 """Of the median of the last third of what is judged over that of the first third."""
 DRIFT_SLACK: Final[dict[str, float]] = {"rss_mib": 8.0, "descriptors": 24.0, "threads": 4.0, "tasks": 24.0}
 """Differences that are no drift whatever their share: a few connections or retries more at the moment of looking."""
+HOSTILE_WINDOW: Final = 300.0
+"""Seconds after which a delivery to a hostile endpoint is given up. With the four days of the default their backlog grows for the
+whole soak, and what is kept of it in memory with it, up to bounds that no soak of hours reaches."""
 DRAIN_LIMIT: Final = 60.0
 
 
@@ -161,7 +164,7 @@ def run(hours: float, rate: float, directory: Path, say: Callable[[Sample], None
     ):
         service.start()
         endpoints = _create(service, {f"good.{n}": f"{url}/hooks" for n, url in enumerate(receiver.urls)})
-        _create(service, {f"hostile.{name}": url for name, url in hostile.urls.items()})
+        _create(service, {f"hostile.{name}": url for name, url in hostile.urls.items()}, window=HOSTILE_WINDOW)
         operator = Operator(service, endpoints)
         good = [f"good.{number}" for number in range(GOOD_ENDPOINTS)]
         with SteadyProducer(service.url, good, [f"hostile.{name}" for name in hostile.urls], rate) as producer:
@@ -212,9 +215,9 @@ def run(hours: float, rate: float, directory: Path, say: Callable[[Sample], None
     }
 
 
-def _create(service: ServeProcess, urls: dict[str, str]) -> list[str]:
+def _create(service: ServeProcess, urls: dict[str, str], **fields: Any) -> list[str]:
     return [
-        service.ask("POST", "/v1/endpoints", {"url": url, "event_types": [event_type]})["id"]
+        service.ask("POST", "/v1/endpoints", {"url": url, "event_types": [event_type], **fields})["id"]
         for event_type, url in urls.items()
     ]
 
