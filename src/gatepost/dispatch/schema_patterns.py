@@ -2,7 +2,8 @@
 
 Python's `re` backtracks and holds the interpreter while it does. So what can take exponential time is refused (a repetition or a
 choice inside a repetition, references back, look-around), and of the rest the steps are bounded by the length of the text:
-with k unbounded repetitions they grow like its k-th power. Pure; called by `dispatch.event_schema`.
+with k unbounded repetitions they grow like its k-th power, times what bounded ones and choices can try and how long each is.
+Pure; called by `dispatch.event_schema`.
 """
 
 from __future__ import annotations
@@ -18,8 +19,13 @@ STEPS_MAX: Final = 1_000_000
 """Steps of one match at worst: some 10 ms."""
 UNBOUNDED_FROM: Final = 1_000
 """`{2,1000}` counts as unbounded."""
+ATOMS_PER_STEP: Final = 8
+"""Characters and classes that are compared in the time of one step."""
 
-_QUANTIFIER: Final = re.compile(r"\*|\+|\?|\{(\d+)(,(\d*))?\}")
+_QUANTIFIER: Final = re.compile(r"\*|\+|\?|\{(?:(\d+)(,(\d*))?|,(\d*))\}")
+"""`{,3}` and `{,}` are repetitions to Python."""
+_PLACES: Final = frozenset({"^", "$", r"\b", r"\B", r"\A", r"\Z"})
+"""They match a place, not a character."""
 _GROUP: Final = re.compile(r"\(\?(:|P?<[A-Za-z_]\w*>)")
 
 
@@ -44,10 +50,36 @@ class BoundedPattern:
 
 @dataclass(slots=True)
 class _Level:
-    """One group while it is read."""
+    """One group while it is read, or one atom: a character, a class, or a group that was read."""
 
     choices: int = 1
     varies: bool = False
+    paths: int = 1
+    """Ways through its branch that is read, with bounded repetitions and choices."""
+    atoms: int = 0
+    """Atoms compared at most to try them all."""
+    width: int = 0
+    """Characters that it takes at least; a repetition of none could go on without one."""
+    paths_before: int = 0
+    """Of its branches before."""
+    atoms_before: int = 0
+
+    def then(self, atom: _Level) -> None:
+        """What follows is tried after each way until there."""
+        self.atoms += self.paths * atom.atoms
+        self.paths *= atom.paths
+        self.width += atom.width
+
+    def end_branch(self) -> None:
+        """Another branch begins, or the group ends."""
+        self.paths_before, self.atoms_before = self.paths_before + self.paths, self.atoms_before + self.atoms
+        self.paths, self.atoms = 1, 0
+
+    def closed(self) -> _Level:
+        """The group as an atom; an empty one takes its time too."""
+        self.end_branch()
+        varies = self.varies or self.choices > 1
+        return _Level(self.choices, varies, self.paths_before, max(1, self.atoms_before), self.width)
 
 
 class _Scanner:
@@ -62,45 +94,53 @@ class _Scanner:
     def run(self) -> None:
         """Counts, or raises `ConfigurationError`."""
         pattern, at, levels = self._pattern, 0, [_Level()]
-        atom = _Level()
-        """What a quantifier that comes now would repeat."""
         while at < len(pattern):
-            char = pattern[at]
-            quantifier = _QUANTIFIER.match(pattern, at) if char in "*+?{" else None
-            if quantifier is not None:
-                at = self._repeat(quantifier, atom, levels[-1])
-                atom = _Level()
-            elif char == "(":
+            if pattern[at] == "(":
                 at = self._open(at)
                 levels.append(_Level())
-            elif char == ")":
+                continue
+            if pattern[at] == "|":
+                levels[-1].choices += 1
+                levels[-1].end_branch()
+                at += 1
+                continue
+            if pattern[at] == ")":
                 if len(levels) == 1:
                     raise self._refused("a ) closes nothing")
-                atom = levels.pop()
-                self.factor *= atom.choices
-                levels[-1].varies |= atom.varies or atom.choices > 1
+                atom = levels.pop().closed()
                 at += 1
-            elif char == "|":
-                levels[-1].choices += 1
-                at, atom = at + 1, _Level()
             else:
-                at, atom = self._one(at), _Level()
-        self.top_choices = levels[0].choices
+                end = self._one(at)
+                atom = _Level(atoms=1, width=pattern[at:end] not in _PLACES)
+                at = end
+            levels[-1].varies |= atom.varies
+            quantifier = _QUANTIFIER.match(pattern, at)
+            if quantifier is not None:
+                at = self._repeat(quantifier, atom, levels[-1])
+            levels[-1].then(atom)
+        top = levels[0].closed()
+        self.top_choices = top.choices
+        self.factor = max(top.paths, top.atoms // ATOMS_PER_STEP)
 
     def _repeat(self, quantifier: re.Match[str], atom: _Level, level: _Level) -> int:
         word = quantifier[0]
         low, high = {"*": (0, None), "+": (1, None), "?": (0, 1)}.get(word, (0, None))
         if word.startswith("{"):
-            low = int(quantifier[1])
-            high = low if quantifier[2] is None else int(quantifier[3]) if quantifier[3] else None
+            low = int(quantifier[1] or 0)
+            most = quantifier[3] or quantifier[4]
+            high = int(most) if most else low if word[1:-1].isdigit() else None
         if (atom.varies or atom.choices > 1) and high != 1:
             raise self._refused(
                 f"{word} repeats a group that holds a repetition or a choice: it can take time without end"
             )
+        if atom.width == 0:
+            raise self._refused(f"{word} repeats what takes no character")
         if high is None or high >= UNBOUNDED_FROM:
             self.unbounded += 1
         else:
-            self.factor *= max(1, high - low + 1)
+            atom.paths += max(0, high - low)
+            atom.atoms *= max(1, high)
+        atom.width *= low
         if high != low:
             level.varies = True
         end = quantifier.end()
@@ -119,6 +159,8 @@ class _Scanner:
     def _one(self, at: int) -> int:
         """The end of one character, class or escape."""
         pattern = self._pattern
+        if pattern[at] in "*+?":
+            raise self._refused(f"{pattern[at]} repeats nothing")
         if pattern[at] == "\\":
             if pattern[at + 1 : at + 2].isdigit() and pattern[at + 1] != "0":
                 raise self._refused("references back are not taken")
