@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from gatepost.dispatch.event_schema import (
+    DIALECT,
     SCHEMA_BYTES_MAX,
     STEPS_INLINE,
     VIOLATIONS_MAX,
@@ -19,7 +20,7 @@ from gatepost.dispatch.event_schema import (
     compile_schema,
 )
 from gatepost.dispatch.schema_patterns import STEPS_MAX, bounded
-from gatepost.errors import ConfigurationError
+from gatepost.errors import ConfigurationError, Violation
 
 ORDER = {
     "type": "object",
@@ -32,6 +33,7 @@ ORDER = {
     },
     "$defs": {"line": {"type": "object", "properties": {"sku": {"type": "string", "pattern": "^[A-Z]{2}-[0-9]+$"}}}},
 }
+DOUBLING = {f"a{n}": {"allOf": [{"$ref": f"#/$defs/a{n + 1}"}] * 2} for n in range(15)} | {"a15": {"type": "null"}}
 SECRET = "secret-value"
 
 
@@ -75,6 +77,17 @@ def test_each_violation_says_where_and_what_was_expected_and_repeats_nothing() -
         ('{"$dynamicRef": "#a"}', "not taken"),
         ('{"type": "objekt"}', "wrong at /type"),
         ('{"pattern": "(a+)+$"}', "without end"),
+        ('{"$schema": 5}', "another dialect"),
+        ('{"properties": {"a": {"$schema": "https://json-schema.org/draft/2020-12/schema"}}}', "at the beginning only"),
+        ('{"properties": {"a": {"$ref": "#/foo"}}, "foo": {"minLength": "x"}}', "no schema"),
+        ('{"foo": [], "$ref": "#/foo/a"}', "leads nowhere"),
+        ('{"title": "t", "$ref": "#/title/a"}', "leads nowhere"),
+        ('{"items": {"unevaluatedItems": false, "if": {"minItems": 1}, "then": {"$ref": "#/items"}}}', "bounded time"),
+        (
+            json.dumps({"$defs": {f"a{n}": {"$ref": f"#/$defs/a{n + 1}"} for n in range(99)} | {"a99": {}}}),
+            "bounded time",
+        ),
+        (json.dumps({"$defs": DOUBLING, "$ref": "#/$defs/a0"}), "too often"),
         ("[]", "JSON object"),
         ('{"a": NaN}', "not JSON"),
         ("[" * 5_000, "not JSON"),
@@ -165,6 +178,48 @@ def test_no_check_takes_long_whatever_schema_and_payload_say() -> None:
     with pytest.raises(StepsExceeded):
         deep.violations(b"[" * 900 + b"]" * 900)
     assert deep.violations(b"[" * 100_000)[0].expected == "JSON"
+
+
+@pytest.mark.parametrize(
+    ("schema", "payload"),
+    [
+        ({"allOf": [{"items": {}}] * 600}, [0] * 5_000),
+        ({"items": {"enum": [f"p{n}" for n in range(1_900)]}}, ["p1899"] * 3_000),
+        ({"items": {"const": [[0] * 100] * 10}}, [[[0] * 100] * 10] * 15),
+        ({"anyOf": [{"type": "string"}] * 600}, [[0] * 5_000]),
+        (
+            {"$schema": DIALECT, "properties": {"a": {"$ref": "#"}, "b": {"allOf": [{"items": {}}] * 300}}},
+            {"a": {"b": [0] * 5_000}},
+        ),
+        ({"required": [f"p{n}" for n in range(1_900)]}, {}),
+    ],
+)
+def test_steps_count_what_a_keyword_costs_on_the_event_loop(schema: dict[str, Any], payload: Any) -> None:
+    """Long lists, values compared one by one, errors that hold the payload: seconds in which nobody else was served."""
+    compiled = compile_schema(json.dumps(schema))
+    body = json.dumps(payload).encode()
+    began = time.monotonic()
+    try:
+        compiled.violations(body, STEPS_INLINE)
+    except StepsExceeded:
+        pass
+    assert time.monotonic() - began < 0.5, "some 20 ms when nothing else runs"
+
+
+def test_a_deep_payload_ends_a_check_long_before_the_interpreters_stack() -> None:
+    """At its end a library below panics, which is no `Exception`, and writes thousands of lines."""
+    deep = compile_schema('{"not": {"items": {"$ref": "#"}}}')
+    for depth in (30, 300, 900):
+        with pytest.raises(StepsExceeded):
+            deep.violations(b"[" * depth + b"]" * depth)
+
+
+def test_what_was_found_is_told_when_the_steps_are_used_up() -> None:
+    """A large payload with a mistake at its beginning is told the mistake."""
+    schema = compile_schema('{"items": {"type": "integer"}}')
+    assert schema.violations(json.dumps(["x", *range(30_000)]).encode(), 32_000) == (
+        Violation("/0", "type", "integer"),
+    )
 
 
 JSON = st.recursive(

@@ -8,6 +8,7 @@ called by `dispatch.event_types`. What a payload holds is never repeated in what
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -21,10 +22,23 @@ SCHEMA_BYTES_MAX: Final = 65_536
 SCHEMA_DEPTH_MAX: Final = 32
 SCHEMA_NODES_MAX: Final = 2_000
 """Objects, lists and values in a schema."""
+LOOK_DEPTH_MAX: Final = 64
+"""Keywords inside one another while a payload is checked, its levels too: each takes half a dozen frames of the interpreter's
+thousand, and what the library is built on does not survive their end."""
+SAME_PLACE_MAX: Final = 32
+"""Schemas that look one after another at the same place of a payload, over `$ref`, `allOf` and their like."""
 STEPS_INLINE: Final = 5_000
 """Keywords checked on the event loop, some 20 ms at worst; a payload that takes more is checked in a thread."""
 STEPS_MAX: Final = 100_000
 """Keywords checked for one payload; then it counts as one that does not fit."""
+SMALL: Final = 50
+"""Members of a list or an object that are compared, without a schema of their own, in the time of one step."""
+CONTAINERS: Final = 200
+"""Steps to compare a value with the lists and objects of a whole schema."""
+ERROR_BYTES: Final = 240
+"""Bytes of a payload that the library writes into an error's text, which nobody reads, in the time of one step."""
+TEXT_CHARS: Final = 1_000
+"""Characters that are hashed and compared in the time of one step."""
 PATTERN_STEPS: Final = 1_000
 """Steps of a regular expression that weigh as much as one keyword."""
 VIOLATIONS_MAX: Final = 10
@@ -36,6 +50,15 @@ _NOT_TAKEN: Final[Mapping[str, str]] = {
     "$dynamicRef": "write $ref",
     "$dynamicAnchor": "write $anchor",
 }
+
+_EACH_MEMBER: Final = frozenset(
+    {"items", "contains", "propertyNames", "additionalProperties", "unevaluatedItems", "unevaluatedProperties"}
+)
+"""Each member of the payload is a step, also where its schema says nothing."""
+_EACH_SCHEMA: Final = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "dependentSchemas"})
+
+_UNDER_WAY: Final = 1 << 30
+_IN_DEFS: Final = re.compile(r"#|#/\$defs/[^/]+")
 
 Keyword = Callable[[Any, Any, Any, Any], Iterator[Any] | None]
 
@@ -50,6 +73,9 @@ class _Budget:
 
     left: int
     patterns: Mapping[str, BoundedPattern]
+    error: int
+    """Steps of an error."""
+    depth: int = 0
 
     def take(self, steps: int = 1) -> None:
         self.left -= steps
@@ -69,25 +95,26 @@ class CompiledSchema:
         self._patterns = patterns
 
     def violations(self, body: bytes, steps: int = STEPS_MAX) -> tuple[Violation, ...]:
-        """What does not fit, at most `VIOLATIONS_MAX`; empty: it fits. Raises `StepsExceeded`."""
+        """What does not fit, at most `VIOLATIONS_MAX`; empty: it fits. Raises `StepsExceeded` when nothing was found until then."""
         try:
             payload = json.loads(body, parse_constant=_no_constant)
         except (ValueError, RecursionError):
             return (Violation("", "type", "JSON"),)
         found: list[Violation] = []
-        mark = _BUDGET.set(_Budget(steps, self._patterns))
+        mark = _BUDGET.set(_Budget(steps, self._patterns, 1 + len(body) // ERROR_BYTES))
         try:
             for error in self._validator.iter_errors(payload):
                 for violation in _told(error):
                     if violation not in found:
                         found.append(violation)
-                if len(found) >= VIOLATIONS_MAX:
-                    break
-        except (RecursionError, OverflowError):
-            raise StepsExceeded from None
+                    if len(found) >= VIOLATIONS_MAX:
+                        return tuple(found)
+        except (StepsExceeded, RecursionError, OverflowError):
+            if not found:
+                raise StepsExceeded from None
         finally:
             _BUDGET.reset(mark)
-        return tuple(found[:VIOLATIONS_MAX])
+        return tuple(found)
 
 
 def compile_schema(document: str) -> CompiledSchema:
@@ -104,13 +131,13 @@ def compile_schema(document: str) -> CompiledSchema:
         raise ConfigurationError("the schema is not JSON") from None
     if not isinstance(schema, dict):
         raise ConfigurationError('a schema is a JSON object, such as {"type": "object"}')
-    if schema.get("$schema", DIALECT).rstrip("#") != DIALECT:
+    if str(schema.get("$schema", DIALECT)).rstrip("#") != DIALECT:
         raise ConfigurationError(f"$schema is another dialect: write {DIALECT}, or leave it out")
     patterns: dict[str, BoundedPattern] = {}
     _check(schema, patterns)
-    schema = {
-        key: value for key, value in schema.items() if key != "$id"
-    }  # nothing refers to it, and it would change what # is
+    # Nothing refers to $id, and it would change what # is. By $schema the library would check with its own keywords instead of
+    # ours, which count.
+    schema = {key: value for key, value in schema.items() if key not in ("$id", "$schema")}
     validator = jsonschema.Draft202012Validator
     try:
         validator.check_schema(schema)
@@ -120,12 +147,12 @@ def compile_schema(document: str) -> CompiledSchema:
         ) from None
     compiled = CompiledSchema(schema, patterns)
     _check_references(validator, schema)
-    for probe in (b"null", b"{}", b"[]", b'""', b"0"):  # a reference to itself alone would never end
+    for probe in (b"null", b"{}", b"[]", b'""', b"0"):  # what doubles at each of its references would never end
         try:
             compiled.violations(probe, STEPS_INLINE)
         except StepsExceeded:
             raise ConfigurationError(
-                "the schema cannot be checked in bounded time: does a $ref lead to itself?"
+                "the schema cannot be checked in bounded time: it looks at the same place too often"
             ) from None
     return compiled
 
@@ -159,6 +186,8 @@ def _check_keywords(value: Mapping[str, Any], top: bool, patterns: dict[str, Bou
         )
     if isinstance(value.get("$id"), str) and not top:
         raise ConfigurationError("$id inside a schema makes another document of it: leave it out")
+    if isinstance(value.get("$schema"), str) and not top:
+        raise ConfigurationError("$schema is taken at the beginning only: leave it out inside")
     for name, instead in _NOT_TAKEN.items():
         if name in value and isinstance(value[name], dict | str):
             raise ConfigurationError(f"{name} is not taken: {instead}")
@@ -168,23 +197,61 @@ def _check_keywords(value: Mapping[str, Any], top: bool, patterns: dict[str, Bou
 
 
 def _check_references(validator: type[Any], schema: Any) -> None:
-    """Each one leads somewhere."""
+    """Each one leads to a schema. What `$defs` holds was looked at with the whole; what stands elsewhere was not."""
+    from jsonschema import SchemaError
     from referencing.exceptions import Unresolvable
 
     resolver = validator(schema)._resolver  # noqa: SLF001 - there is no public way to ask before a payload comes
     todo: list[Any] = [schema]
+    objects: list[dict[str, Any]] = []
+    seen: set[int] = set()
     while todo:
         value = todo.pop()
         if isinstance(value, dict):
+            objects.append(value)
             reference = value.get("$ref")
             if isinstance(reference, str):
                 try:
-                    resolver.lookup(reference)
-                except Unresolvable:
+                    found = resolver.lookup(reference).contents
+                    if not _IN_DEFS.fullmatch(reference) and id(found) not in seen:
+                        seen.add(id(found))
+                        validator.check_schema(found)
+                except (
+                    Unresolvable,
+                    TypeError,
+                    ValueError,
+                ):  # the latter two: a pointer into what is no object or no list
                     raise ConfigurationError(f"$ref {reference[:80]!r} leads nowhere in this schema") from None
+                except SchemaError:
+                    raise ConfigurationError(f"$ref {reference[:80]!r} leads to what is no schema") from None
             todo += value.values()
         elif isinstance(value, list):
             todo += value
+    depths: dict[int, int] = {}
+    for one in objects:
+        _check_places(one, resolver, depths)
+
+
+def _check_places(schema: Any, resolver: Any, depths: dict[int, int]) -> int:
+    """How many schemas look at one place of a payload after one another; none may come back to itself."""
+    if not isinstance(schema, dict):
+        return 0
+    known = depths.get(id(schema))
+    if known is None:
+        depths[id(schema)] = _UNDER_WAY
+        inside = [schema.get(name) for name in ("not", "if", "then", "else")]
+        for name in ("allOf", "anyOf", "oneOf"):
+            inside += schema[name] if isinstance(schema.get(name), list) else ()
+        inside += schema["dependentSchemas"].values() if isinstance(schema.get("dependentSchemas"), dict) else ()
+        if isinstance(schema.get("$ref"), str):
+            inside.append(resolver.lookup(schema["$ref"]).contents)
+        known = depths[id(schema)] = 1 + max((_check_places(one, resolver, depths) for one in inside), default=0)
+    if known > SAME_PLACE_MAX:
+        raise ConfigurationError(
+            "the schema cannot be checked in bounded time: does a $ref lead to itself, or over more than "
+            f"{SAME_PLACE_MAX} others?"
+        )
+    return known
 
 
 def _no_constant(name: str) -> Any:
@@ -199,11 +266,22 @@ def _validator() -> Any:
     """Draft 2020-12 with keywords that count, and our own for those whose cost does not follow from their number."""
     from jsonschema import Draft202012Validator, ValidationError, validators
 
-    def counting(keyword: Any) -> Keyword:
-        def counted(own: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any] | None:
-            _BUDGET.get().take()
-            found: Iterator[Any] | None = keyword(own, value, instance, schema)
-            return found
+    def counting(name: str, keyword: Any) -> Keyword:
+        weight = _weight_of(name)
+
+        def counted(own: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
+            budget = _BUDGET.get()
+            budget.take(weight(value, instance))
+            if budget.depth >= LOOK_DEPTH_MAX:
+                raise StepsExceeded
+            budget.depth += 1
+            try:
+                for error in keyword(own, value, instance, schema) or ():
+                    if error.validator.__class__ is not str:  # else it is from further inside, and counted there
+                        budget.take(budget.error)
+                    yield error
+            finally:
+                budget.depth -= 1
 
         return counted
 
@@ -229,11 +307,33 @@ def _validator() -> Any:
             if text in seen:
                 yield ValidationError("")
                 return
+            budget.take(len(text) // TEXT_CHARS)
             seen.add(text)
 
-    keywords: dict[str, Any] = {name: counting(keyword) for name, keyword in Draft202012Validator.VALIDATORS.items()}
-    own = {"pattern": counting(pattern), "uniqueItems": counting(unique_items)}
-    return validators.extend(Draft202012Validator, {**keywords, **own})  # type: ignore[no-untyped-call]
+    keywords = {**Draft202012Validator.VALIDATORS, "pattern": pattern, "uniqueItems": unique_items}
+    counted = {name: counting(name, keyword) for name, keyword in keywords.items()}
+    return validators.extend(Draft202012Validator, counted)  # type: ignore[no-untyped-call]
+
+
+def _weight_of(name: str) -> Callable[[Any, Any], int]:
+    """Steps of one keyword before what it finds inside is counted: by the schema's value and the payload's."""
+    if name in _EACH_MEMBER:
+        return lambda _, instance: 1 + _breadth(instance)
+    if name in _EACH_SCHEMA:
+        return lambda value, _: 1 + _breadth(value)
+    if name in ("enum", "const"):
+        return lambda value, _: 1 + (CONTAINERS if _holds_containers(value) else _breadth(value) // SMALL)
+    if name == "dependentRequired":
+        return lambda value, _: 1 + sum(map(len, value.values())) // SMALL
+    return lambda value, instance: 1 + (_breadth(value) + _breadth(instance)) // SMALL
+
+
+def _breadth(value: Any) -> int:
+    return len(value) if isinstance(value, list | dict) else 0
+
+
+def _holds_containers(value: Any) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(one, list | dict) for one in value))
 
 
 def _canonical(value: Any, budget: _Budget) -> Any:
