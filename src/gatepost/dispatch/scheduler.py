@@ -287,7 +287,8 @@ class LaneScheduler:
     def take_idle(self) -> list[tuple[int, int]]:
         """(part, lane) that ran empty a while ago: their markers may go. Each is returned once."""
         idle, self._idle = self._idle, []
-        return idle
+        lanes = self._roster.lanes
+        return [(part, lane) for part, lane in idle if lane not in lanes]  # it may have got rows since it was let go
 
     def _tick_lane(self, lane: Lane, now: int) -> None:
         if lane.next_due is not None:
