@@ -2,12 +2,12 @@
 #
 #   make demo PYTHON=python3.12     choose the interpreter
 #   make test TESTS=tests/unit      run a part; ARGS="-x -k name" goes to pytest
-#   make test JOBS=0                one after the other; most tests wait, so that two at once take half as long
+#   make test JOBS=0                one after the other; most tests wait, so that three at once keep two cores busy
 
 VENV  ?= .venv
 TESTS ?= tests
 ARGS  ?=
-JOBS  ?= 2
+JOBS  ?= 3
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.synced
 
@@ -33,7 +33,7 @@ demo: $(STAMP)
 	@$(BIN)/gatepost demo
 
 test: $(STAMP)
-	$(BIN)/pytest -n $(JOBS) --dist loadfile $(TESTS) $(ARGS)
+	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(TESTS) $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .
