@@ -259,6 +259,13 @@ def test_a_portal_link_ends_at_its_time() -> None:
     assert sessions.open_link(token) is None
 
 
+async def test_numbers_that_nobody_wrote_are_refused_in_words(tmp_path: Path) -> None:
+    """A form may be altered; what comes back is a page with a status that says whose mistake it is, never a fault of ours."""
+    async with api(tmp_path, keyed=True) as service, visiting(service.running.url, ADMIN_KEY) as visitor:
+        for step in ("9" * 5_000, "-1", "\u00b2", "x"):
+            assert (await visitor.post("/policy/rollout/advance", {"why": "x", "step": step})).status_code == 422, step
+
+
 async def test_after_signing_in_one_goes_on_where_one_was_going_and_nowhere_else(tmp_path: Path) -> None:
     """A link in an alert leads through the login to its page; a link of somebody else's leads to no other site."""
     elsewhere = (

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
 
 import trustme
 
+from gatepost.service.api.bounded_body import BODY_BYTES_MAX
 from gatepost.testing.receiver import Receiver
 from gatepost.wire.signing import verify
 from tests.service.running import Api, api, ok, problem, until
@@ -119,6 +121,22 @@ async def test_a_body_without_length_is_bounded_while_it_arrives(tmp_path: Path)
             yield b'"payload":1}'
 
         await ok(service.client.post("/v1/events", content=short()), 202)
+
+
+async def test_a_strangers_body_is_bounded_on_every_route(tmp_path: Path) -> None:
+    """The framework reads a body before it asks for a key: without a bound anybody who reaches the port fills the memory."""
+    large = b"a" * (BODY_BYTES_MAX + 1)
+
+    async def in_pieces() -> AsyncIterator[bytes]:
+        yield large
+
+    async with api(tmp_path, keyed=True) as service:
+        routes = (("POST", "/v1/endpoints"), ("PUT", "/v1/event-types/a.b"), ("POST", "/v1/dead-letters:replay"))
+        for method, path in routes:
+            for body in (large, in_pieces()):
+                headers = {"authorization": "", "content-type": "application/json"}
+                sent = service.client.request(method, path, content=body, headers=headers)
+                await problem(sent, 413, "payload_too_large")
 
 
 async def test_other_bytes_travel_as_base64(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from gatepost.service.api import (
     portal_links,
     tenants,
 )
+from gatepost.service.api.bounded_body import BODY_BYTES_MAX, BoundedBody
 from gatepost.service.api.context import Service
 from gatepost.service.api.problems import CODES, MEDIA_TYPE, Problem, problem_of
 from gatepost.service.console.app import create_console
@@ -99,6 +100,7 @@ def create_pages(service: Service) -> FastAPI:
 def _serving(app: FastAPI, service: Service) -> FastAPI:
     app.state.service = service
     app.state.own_pages = False
+    app.add_middleware(BoundedBody)
     app.add_exception_handler(Problem, _answer_problem)
     app.add_exception_handler(GatepostError, _answer_error)
     app.add_exception_handler(RequestValidationError, _answer_validation)
@@ -194,6 +196,8 @@ async def _answer_http(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
         return _respond(Problem("method_not_allowed", "this path takes other methods; see /openapi.json"))
+    if error.status_code == 413:
+        return _respond(Problem("payload_too_large", f"the body has more than {BODY_BYTES_MAX} bytes"))
     if error.status_code == 404:
         return _respond(Problem("not_found", "no such path; see /openapi.json"))
     return _respond(Problem("invalid_json", str(error.detail)))

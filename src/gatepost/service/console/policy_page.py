@@ -25,6 +25,8 @@ HISTORY_ROWS: Final = 50
 REPORT_SECONDS: Final = 15.0
 """Reports over all endpoints are made at most so often by a process: each reads what is kept of every endpoint."""
 HOSTS_SHOWN: Final = 20
+STEP_DIGITS_MAX: Final = 9
+"""Of a rollout's step in a form; there are never so many."""
 HOUR: Final = 3_600.0
 DAY_HOURS: Final = 24.0
 
@@ -205,8 +207,10 @@ async def advance_rollout(view: ViewDep) -> Response:
     nodes = [info.node.name for info in await view.service.store.nodes()]
     why = _why(view.form)
     seen = view.form.get("step", "")
+    if seen and not (seen.isdecimal() and len(seen) <= STEP_DIGITS_MAX):
+        raise Problem("invalid_request", "step: leave it as the page wrote it")
     change = await view.service.dispatcher.policies.advance_rollout(
-        nodes, by=view.access.caller.actor, why=why, step=int(seen) if seen.isdecimal() else None
+        nodes, by=view.access.caller.actor, why=why, step=int(seen) if seen else None
     )
     await view.audit("policy.rollout_advance", "*", None, why)
     return view.done("/policy/rollout", _said(change))
