@@ -170,6 +170,8 @@ async def test_the_overview_is_there_while_the_store_is_not(tmp_path: Path) -> N
         assert "The store does not answer" in page.text
         other = await visitor.get("/dead-letters")
         assert (other.status_code, "The store does not answer" in other.text) == (503, True)
+        download = await visitor.get("/dead-letters/export")
+        assert download.status_code == 503, "never a download that ends at once and looks whole"
 
 
 async def test_without_keys_the_console_is_open_to_this_machine_and_to_no_rebound_name(tmp_path: Path) -> None:
@@ -264,6 +266,10 @@ async def test_numbers_that_nobody_wrote_are_refused_in_words(tmp_path: Path) ->
     async with api(tmp_path, keyed=True) as service, visiting(service.running.url, ADMIN_KEY) as visitor:
         for step in ("9" * 5_000, "-1", "\u00b2", "x"):
             assert (await visitor.post("/policy/rollout/advance", {"why": "x", "step": step})).status_code == 422, step
+        for before in ("9" * 30, "-1", "nan"):
+            assert (await visitor.get(f"/policy/history?before={before}")).status_code == 422, before
+            await problem(service.client.get(f"/v1/policies/history?before={before}"), 422, "invalid_request")
+        assert (await visitor.get("/deliveries?since=9999-12-31T23:59:59")).status_code == 200
 
 
 async def test_after_signing_in_one_goes_on_where_one_was_going_and_nowhere_else(tmp_path: Path) -> None:

@@ -77,6 +77,9 @@ def test_the_edge_for_retention_lies_below_the_first_number_of_its_moment() -> N
     clock = VirtualClock(start_wall_us=START_US)
     assert first_id_at(START_US) <= IdSource(0, clock).next() < first_id_at(START_US + 1_000)
     assert first_id_at(0) == 0
+    assert first_id_at(253_402_300_799_000_000) == (1 << NUMBER_BITS) - 1, (
+        "the end of 9999, which a store compares with"
+    )
 
 
 @given(strategies.integers(0, (1 << NUMBER_BITS) - 1))

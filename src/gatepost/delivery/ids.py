@@ -88,8 +88,9 @@ def id_time_us(number: int) -> int:
 
 
 def first_id_at(time_us: int) -> int:
-    """The lowest number that can be made at or after `time_us`: the edge for retention by id."""
-    return max(0, time_us // 1_000 - EPOCH_MS) << (NODE_BITS + SEQUENCE_BITS)
+    """The lowest number that can be made at or after `time_us`: the edge for retention by id. The largest for a time that no id
+    reaches (after the year 2094)."""
+    return min(max(0, time_us // 1_000 - EPOCH_MS) << (NODE_BITS + SEQUENCE_BITS), (1 << NUMBER_BITS) - 1)
 
 
 def new_endpoint_number(entropy: Entropy) -> int:

@@ -25,6 +25,8 @@ from gatepost.store.port import AuditEntry, Store
 
 PAGE_MAX = 1_000
 """Rows in one page of a listing."""
+VERSION_MAX = (1 << 31) - 1
+"""A version that is asked for; there are never so many, and a store's column holds no more than 63 bits."""
 SIGNING_KEY_BYTES = 32
 
 

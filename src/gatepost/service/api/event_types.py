@@ -8,7 +8,15 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from pydantic import Field
 
-from gatepost.service.api.context import AfterQuery, CallerDep, LimitQuery, ServiceDep, TenantQuery, page_view
+from gatepost.service.api.context import (
+    VERSION_MAX,
+    AfterQuery,
+    CallerDep,
+    LimitQuery,
+    ServiceDep,
+    TenantQuery,
+    page_view,
+)
 from gatepost.service.api.models import Body
 from gatepost.service.api.views import exact_time
 from gatepost.store.port import EventSchema
@@ -46,7 +54,7 @@ async def get_type(
     caller: CallerDep,
     event_type: str,
     tenant: TenantQuery = None,
-    version: Annotated[int | None, Query(description="Not given: the newest.")] = None,
+    version: Annotated[int | None, Query(ge=0, le=VERSION_MAX, description="Not given: the newest.")] = None,
 ) -> dict[str, Any]:
     """One version of a type's schema, and which versions there are."""
     owner = caller.tenant_for(tenant)

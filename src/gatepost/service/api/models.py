@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gatepost.service.api.context import VERSION_MAX
+
 NO_NUL = r"^[^\x00]*$"
 """PostgreSQL cannot store the character U+0000."""
 Text = Annotated[str, Field(min_length=1, max_length=256, pattern=NO_NUL)]
@@ -193,7 +195,9 @@ class PolicyClear(Body):
 class PolicyRollback(Body):
     """What to take back."""
 
-    version: Annotated[int, Field(ge=0)] | None = Field(None, description="Absent: the version before the newest.")
+    version: Annotated[int, Field(ge=0, le=VERSION_MAX)] | None = Field(
+        None, description="Absent: the version before the newest."
+    )
     endpoint_id: Text | None = Field(None, description="Take back for this endpoint only what the rollout changed.")
     why: Why
 

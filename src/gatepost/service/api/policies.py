@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query
 
 from gatepost.admission.rollout import RolloutPlan, Stay, step
 from gatepost.delivery.policy_layers import LayerName, LayerValue
-from gatepost.service.api.context import CallerDep, LimitQuery, ServiceDep, TenantQuery, owned_endpoint
+from gatepost.service.api.context import VERSION_MAX, CallerDep, LimitQuery, ServiceDep, TenantQuery, owned_endpoint
 from gatepost.service.api.models import (
     PolicyClear,
     PolicyReason,
@@ -56,7 +56,7 @@ async def explain_policy(service: ServiceDep, caller: CallerDep, endpoint_id: st
 async def policy_history(
     service: ServiceDep,
     caller: CallerDep,
-    before: Annotated[int | None, Query(description="Versions below this one.")] = None,
+    before: Annotated[int | None, Query(ge=0, le=VERSION_MAX, description="Versions below this one.")] = None,
     limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
 ) -> dict[str, Any]:
     """Versions, newest first: who changed what, when and why."""

@@ -15,7 +15,7 @@ from gatepost.service.api.problems import Problem, not_found
 from gatepost.service.api.views import dead_view
 from gatepost.service.console.dead_selection import REASONS, Selection, selection_of
 from gatepost.service.console.view import View, ViewDep
-from gatepost.store.rows import DeadFilter
+from gatepost.store.rows import DeadFilter, DeadLetter, Page
 
 PAGE_ROWS: Final = 50
 LOOKS_MAX: Final = 5
@@ -94,8 +94,10 @@ async def purge(view: ViewDep) -> Response:
 async def export(view: ViewDep, selection: SelectionDep) -> Response:
     """Matching letters with their payloads as lines of JSON."""
     where = selection.filter(view.access)
+    # The first portion before the answer begins: a filter that the store refuses, or a store that fails, is a page that says so.
+    first = await view.service.store.dead_letters(where, None, EXPORT_PORTION)
     headers = {"content-disposition": 'attachment; filename="dead-letters.jsonl"'}
-    return StreamingResponse(_lines(view.service, where), media_type="application/x-ndjson", headers=headers)
+    return StreamingResponse(_lines(view.service, where, first), media_type="application/x-ndjson", headers=headers)
 
 
 async def _ask_purge(view: View, selection: Selection, problem: str | None) -> Response:
@@ -120,10 +122,9 @@ def _some(selection: Selection, view: View) -> DeadFilter:
     return selection.filter(view.access)
 
 
-async def _lines(service: Service, where: DeadFilter) -> AsyncIterator[str]:
-    written, after = 0, None
+async def _lines(service: Service, where: DeadFilter, page: Page[DeadLetter]) -> AsyncIterator[str]:
+    written = 0
     while True:
-        page = await service.store.dead_letters(where, after, EXPORT_PORTION)
         for listed in page.items:
             letter = await service.store.dead_letter(listed.delivery_id)
             if letter is None:
@@ -140,3 +141,4 @@ async def _lines(service: Service, where: DeadFilter) -> AsyncIterator[str]:
         if written >= EXPORT_MAX:
             yield json.dumps({"more": True, "go_on": f"gatepost dead export --after {after}"}) + "\n"
             return
+        page = await service.store.dead_letters(where, after, EXPORT_PORTION)

@@ -7,9 +7,9 @@ Each change asks for a reason, which goes into the history with the key that mad
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from gatepost.admission.compare import TOLERANCE
@@ -18,6 +18,7 @@ from gatepost.delivery.policy import parse_field
 from gatepost.delivery.policy_layers import GRADUAL, OF_THE_PROCESS, REASON_MAX, LayerName, LayerValue
 from gatepost.dispatch.policies import PolicyChange
 from gatepost.dispatch.policy_reports import ShadowReport
+from gatepost.service.api.context import VERSION_MAX
 from gatepost.service.api.problems import Problem
 from gatepost.service.console.view import View, ViewDep
 
@@ -90,7 +91,7 @@ async def clear_limit(view: ViewDep) -> Response:
 
 
 @router.get("/policy/history")
-async def policy_history(view: ViewDep, before: int | None = None) -> Response:
+async def policy_history(view: ViewDep, before: Annotated[int | None, Query(ge=0, le=VERSION_MAX)] = None) -> Response:
     """Who changed what, when and why, newest first."""
     view.access.check_admin()
     policies = view.service.dispatcher.policies
