@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 
 from gatepost.clock import SYSTEM_ENTROPY
@@ -259,6 +262,25 @@ def test_a_portal_link_ends_at_its_time() -> None:
     clock.advance(2)
     assert sessions.open(cookie) is None
     assert sessions.open_link(token) is None
+
+
+async def test_a_form_that_breaks_off_is_no_fault_of_ours(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Strangers reach the login's form: hanging up in the middle of it wrote a traceback of a hundred lines each time."""
+    async with api(tmp_path, keyed=True) as service:
+        place = httpx.URL(service.running.url)
+        for _ in range(3):
+            _, writer = await asyncio.open_connection(place.host, place.port)
+            writer.write(
+                b"POST /console/login HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n"
+                b"content-type: application/x-www-form-urlencoded\r\n\r\nkey="
+            )
+            await writer.drain()
+            await asyncio.sleep(0.1)  # so that it is being read when we hang up
+            writer.close()
+            await writer.wait_closed()
+        async with visiting(service.running.url) as visitor:
+            assert (await visitor.get("/login")).status_code == 200
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 async def test_numbers_that_nobody_wrote_are_refused_in_words(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl
 
 from fastapi import Depends, Request
 from markupsafe import Markup
+from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from gatepost.delivery.records import Endpoint
@@ -198,10 +199,13 @@ async def _form_of(request: Request) -> Mapping[str, str]:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/x-www-form-urlencoded":
         raise Problem("invalid_request", "send the form as application/x-www-form-urlencoded")
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > FORM_BYTES_MAX:
-            raise Problem("payload_too_large", f"a form of the console has at most {FORM_BYTES_MAX} bytes")
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > FORM_BYTES_MAX:
+                raise Problem("payload_too_large", f"a form of the console has at most {FORM_BYTES_MAX} bytes")
+    except ClientDisconnect:  # nobody reads the answer, but strangers must not fill the log with tracebacks
+        raise Problem("invalid_request", "the form did not arrive whole") from None
     try:
         fields = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=FORM_FIELDS_MAX)
     except ValueError:
