@@ -2,12 +2,12 @@
 #
 #   make demo PYTHON=python3.12     choose the interpreter
 #   make test TESTS=tests/unit      run a part; ARGS="-x -k name" goes to pytest
-#   make test JOBS=0                one after the other; most tests wait, so that three at once keep two cores busy
+#   make test JOBS=0                one after the other; most tests wait, so that two at once take half as long
 
 VENV  ?= .venv
 TESTS ?= tests
 ARGS  ?=
-JOBS  ?= 3
+JOBS  ?= 2
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.synced
 

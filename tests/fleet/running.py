@@ -18,7 +18,7 @@ from gatepost.clock import SYSTEM_CLOCK
 from gatepost.testing.postgres_store import KEYS
 from tests.service.served import Served, environment
 
-PATIENCE = 45.0
+PATIENCE = 120.0
 """Seconds a step may take on a busy machine."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import json
 import subprocess
 import sys
@@ -115,7 +116,7 @@ async def test_due_work_in_a_part_whose_owner_hangs_is_found(tmp_path: Path) -> 
         assert stuck["severity"] == "critical"
         assert any(line.startswith(f"part {endpoint % PARTS}: 1 deliveries, due for 6") for line in stuck["evidence"])
         assert "owner ghost-0001 is not at work" in stuck["evidence"][0]
-        assert dead["evidence"] == ["ghost-0001: no heartbeat for 20 s, 7 parts"] or "21 s" in dead["evidence"][0]
+        assert re.fullmatch(r"ghost-0001: no heartbeat for [2-9]\d s, 7 parts", dead["evidence"][0])
         assert document["not_asked"] == [{"name": "ghost-0001", "why": "it tells no address that others can use"}]
 
 
