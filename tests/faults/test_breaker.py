@@ -65,7 +65,7 @@ def test_breaker_04_a_flapping_endpoint_gets_no_burst_at_each_short_recovery(dea
                 await gp.publish("a.b", b"x")
             await asyncio.sleep(24 * HOUR)
             assert {info.state for info in await sim.deliveries(endpoint)} <= {"waiting", "delivered"}
-        # Of a thousand events; before few attempts had to prove their share of failures it was 81 and 99.
+        # Of a thousand events; few attempts must prove their share of failures, which costs some more of them (104 where it hangs).
         assert sum(failed for _, failed, _ in attempts) <= 110
         spells = spells_of(attempts)
         assert sum(len(spell) > 3 for spell in spells) >= 2, "it recovered, and was believed"
