@@ -519,7 +519,12 @@ class Dispatcher:
             for at, draft in enumerate(drafts):
                 drafts[at], span = _begun(self._tracing, draft)
                 spans.append(span)
-        results = await self._ready_intake().publish_many(drafts)
+        try:
+            results = await self._ready_intake().publish_many(drafts)
+        except BaseException as error:
+            for span in spans:
+                span.failed(error)
+            raise
         for span, result in zip(spans, results, strict=bool(spans)):
             _end(span, result)
         stored = iter(results)

@@ -312,7 +312,7 @@ def _validator() -> Any:
 
     keywords = {**Draft202012Validator.VALIDATORS, "pattern": pattern, "uniqueItems": unique_items}
     counted = {name: counting(name, keyword) for name, keyword in keywords.items()}
-    return validators.extend(Draft202012Validator, counted)  # type: ignore[no-untyped-call]
+    return validators.extend(Draft202012Validator, counted)  # type: ignore[no-untyped-call]  # jsonschema leaves it without types
 
 
 def _weight_of(name: str) -> Callable[[Any, Any], int]:

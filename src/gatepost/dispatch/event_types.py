@@ -44,6 +44,8 @@ class EventTypes:
         self._documents: dict[tuple[str, str], str] = {}
         """In force, by tenant and type."""
         self._compiled: OrderedDict[tuple[str, str], CompiledSchema] = OrderedDict()
+        self._turn = asyncio.Lock()
+        """From reading or writing a version until it is in force here: an older one must not come after a newer one."""
 
     @property
     def any(self) -> bool:
@@ -69,14 +71,16 @@ class EventTypes:
             raise LimitExceeded(
                 f"tenant {tenant} has schemas for {count} types, as many as it may", retry_after=3_600.0
             )
-        return await self._write(tenant, name, document, by)
+        async with self._turn:
+            return await self._write(tenant, name, document, by)
 
     async def remove(self, name: str, *, tenant: str = "default", by: str = "") -> None:
         """Events of this type may be anything again; versions stay. Raises `NotFound` when it has no schema."""
         newest = await self._store.event_type(tenant, name)
         if newest is None or newest.document is None:
             raise NotFound(f"type {name!r} of tenant {tenant} has no schema")
-        await self._write(tenant, name, None, by)
+        async with self._turn:
+            await self._write(tenant, name, None, by)
 
     async def get(self, name: str, *, tenant: str = "default", version: int | None = None) -> EventSchema:
         """A version, None: the newest, which may say that there is none (`document` None). Raises `NotFound`."""
@@ -129,8 +133,9 @@ class EventTypes:
     async def refresh(self, record_id: str) -> None:
         """A type changed; the id is that of `store.port.event_type_id`."""
         tenant, _, name = record_id.rpartition(" ")
-        newest = await self._store.event_type(tenant, name)
-        self._put(EventSchema(tenant, name, 0, 0, "", None) if newest is None else newest)
+        async with self._turn:
+            newest = await self._store.event_type(tenant, name)
+            self._put(EventSchema(tenant, name, 0, 0, "", None) if newest is None else newest)
 
     def _put(self, schema: EventSchema) -> None:
         key = (schema.tenant, schema.type)
